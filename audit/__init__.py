@@ -1,0 +1,1 @@
+"""`audit`: see the README of this folder for what lives here."""

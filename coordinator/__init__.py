@@ -1,0 +1,1 @@
+"""`coordinator`: see the README of this folder for what lives here."""

@@ -1,0 +1,1 @@
+"""`federation`: see the README of this folder for what lives here."""

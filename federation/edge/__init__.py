@@ -1,0 +1,1 @@
+"""`edge`: see the README of this folder for what lives here."""

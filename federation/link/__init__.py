@@ -1,0 +1,1 @@
+"""`link`: see the README of this folder for what lives here."""

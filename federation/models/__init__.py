@@ -1,0 +1,1 @@
+"""`models`: see the README of this folder for what lives here."""

@@ -1,0 +1,1 @@
+"""`privacy`: see the README of this folder for what lives here."""

@@ -1,0 +1,1 @@
+"""`accounting`: see the README of this folder for what lives here."""

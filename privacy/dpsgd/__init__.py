@@ -1,0 +1,1 @@
+"""`dpsgd`: see the README of this folder for what lives here."""

@@ -1,0 +1,1 @@
+"""`noise`: see the README of this folder for what lives here."""

@@ -1,0 +1,1 @@
+"""`site_client`: see the README of this folder for what lives here."""

@@ -1,0 +1,1 @@
+"""`budget`: see the README of this folder for what lives here."""

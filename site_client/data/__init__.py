@@ -1,0 +1,1 @@
+"""`data`: see the README of this folder for what lives here."""
