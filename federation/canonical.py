@@ -14,7 +14,6 @@ MAX_INTEGER: Final = 2**53 - 1
 MAX_DEPTH: Final = 16
 
 
-
 class NotCanonical(ValueError):
     """The value or the bytes have no canonical form; nothing was used."""
 

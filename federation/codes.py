@@ -31,9 +31,19 @@ def _rows(*rows: tuple[str, int, str, str]) -> dict[str, Code]:
 
 
 GENERAL: Final = _rows(
-    ("CFD-G01", 70, "the program met a state that it doesn't know", "report the reference id; the log has the trace"),
+    (
+        "CFD-G01",
+        70,
+        "the program met a state that it doesn't know",
+        "report the reference id; the log has the trace",
+    ),
     ("CFD-G02", 2, "the command line is not understood", "see `confide help`"),
-    ("CFD-G03", 78, "another process already uses this home", "stop the other process, or use another --home"),
+    (
+        "CFD-G03",
+        78,
+        "another process already uses this home",
+        "stop the other process, or use another --home",
+    ),
     ("CFD-G04", 78, "a file or folder of the home can't be read or written", "check owner and permissions"),
     ("CFD-G05", 130, "interrupted by the keyboard", "run the command again"),
 )
