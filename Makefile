@@ -1,0 +1,59 @@
+# Confide's commands for people who have the source. `make` alone lists them.
+VENV ?= .venv
+PYTHON ?= python3
+BIN = $(VENV)/bin
+JOBS ?= 2
+
+# One thread per process: the tests start many processes, and sums must not depend on the number of cores.
+export OMP_NUM_THREADS ?= 1
+export FLWR_TELEMETRY_ENABLED = 0
+export FLWR_DISABLE_UPDATE_CHECK = 1
+export RAY_USAGE_STATS_ENABLED = 0
+
+.PHONY: help demo demo-keep test test-slow lint bench install install-dev proto documents clean
+
+help:
+	@echo "make demo       four hospitals train one model on this machine (the first run installs)"
+	@echo "make test       lint, types, import contracts, and every test that fits in 15 minutes"
+	@echo "make test-slow  the rest: real lengths, clean environments"
+	@echo "make demo-keep  the demo, left running"
+	@echo "make bench      benchmarks against a peer or a limit; writes build/bench.json"
+	@echo "make lint       format, lint, types, import contracts, wording"
+	@echo "make documents  write the pages that are generated from the code"
+
+install:
+	@$(PYTHON) deploy/prepare.py --venv $(VENV)
+
+install-dev:
+	@$(PYTHON) deploy/prepare.py --venv $(VENV) --extras dev
+
+demo: install
+	@$(BIN)/confide demo --folder build/demo
+
+demo-keep: install
+	@$(BIN)/confide demo --folder build/demo --keep
+
+lint: install-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python deploy/check_words.py
+
+test: lint
+	$(BIN)/pytest -n $(JOBS) --dist worksteal -m "not slow" $(PYTEST)
+
+test-slow: install-dev
+	$(BIN)/pytest -m slow $(PYTEST)
+
+bench: install-dev
+	@$(BIN)/python -m benchmarks $(BENCH)
+
+documents: install-dev
+	@$(BIN)/python deploy/write_documents.py
+
+proto: install-dev
+	$(BIN)/python deploy/write_protobuf.py
+
+clean:
+	rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,201 @@
+"""The command `confide`: one entry point, the roles behind it imported only when asked for.
+
+Nothing here trains, opens a database or speaks on a network. `confide --help` imports neither torch nor flwr nor
+the roles, so it answers at once; a role's own module is imported when its word is the first argument. Every error
+that a person can act on ends here as two lines and an exit status; anything else is our fault, gets a reference id,
+and its trace goes to the log, never to the screen.
+"""
+
+import importlib
+import os
+import secrets
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+# Flower contacts its makers by default. The environment of this process is set before anything can import it, and
+# every process that we start inherits it.
+QUIET: Final = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+NOUNS: Final[dict[str, tuple[str, str]]] = {
+    "coordinator": ("coordinator.command", "the coordinator's service, its sites and people"),
+    "job": ("coordinator.job_command", "validate, submit and watch federated jobs"),
+    "model": ("coordinator.model_command", "released models and their proofs"),
+    "site": ("site_client.command", "a site's daemon, data, policy and budget"),
+    "audit": ("audit.command", "question and verify an audit log, offline"),
+    "demo": ("confide_demo", "four hospitals train one model, on this machine"),
+}
+
+HELP: Final = """\
+Confide: institutions that may not pool their data train one model together.
+
+usage: confide NOUN VERB [options]
+
+{nouns}
+  schema       JSON Schema of a file: plan, policy, contract, map, coordinator, site
+  completion   completion for a shell: bash, zsh, fish
+  version      what is installed
+
+Try it:        confide demo
+A role's help: confide site --help
+
+Exit status: 0 done, 1 failed or a check found something, 2 usage or input, 3 can't reach or authenticate,
+4 refused by policy or budget, 5 timed out, 70 internal error, 78 configuration, 130 interrupted.
+"""
+
+SCHEMAS: Final[dict[str, tuple[str, str]]] = {
+    "plan": ("federation.plan", "Plan"),
+    "policy": ("federation.policy", "SitePolicy"),
+    "contract": ("federation.contract", "DataContract"),
+    "map": ("federation.contract", "DataMap"),
+    "coordinator": ("coordinator.configuration", "CoordinatorConfiguration"),
+    "site": ("site_client.configuration", "SiteConfiguration"),
+}
+
+
+def help_text() -> str:
+    """Return the first screen of help."""
+    return HELP.format(nouns="\n".join(f"  {noun:<12} {meaning}" for noun, (_, meaning) in NOUNS.items()))
+
+
+def print_error(error: BaseException) -> int:
+    """Print an error of ours as `error CODE: message` and `hint: …` on stderr; return its exit status."""
+    print(f"error {getattr(error, 'code', 'CFD-G01')}: {error}", file=sys.stderr)
+    reference = getattr(error, "reference", "")
+    if reference:
+        print(f"reference: {reference}", file=sys.stderr)
+    hint = getattr(error, "hint", "")
+    if hint:
+        print(f"hint: {hint}", file=sys.stderr)
+    return int(getattr(error, "exit_status", 1))
+
+
+def is_ours(error: BaseException) -> bool:
+    """Return whether `error` was made for a person: it has a code, an exit status and a hint."""
+    return all(hasattr(error, name) for name in ("code", "exit_status", "hint"))
+
+
+def report_internal_error(error: BaseException) -> int:
+    """Write the trace of an unforeseen error to a private file; tell the person its reference id; return 70."""
+    import tempfile
+    import traceback
+
+    reference = secrets.token_hex(4)
+    folder = Path(tempfile.gettempdir()) / f"confide-{os.getuid()}"
+    where = "the trace could not be written"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        path = folder / f"error-{reference}.txt"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as sink:
+            sink.writelines(traceback.format_exception(error))
+        where = f"the trace is in {path}"
+    except OSError as problem:
+        where += f" ({problem.strerror})"
+    print(f"error CFD-G01: something went wrong inside Confide ({type(error).__name__})", file=sys.stderr)
+    print(f"reference: {reference}", file=sys.stderr)
+    print(f"hint: {where}; it may hold data of this machine, so read it before you send it on", file=sys.stderr)
+    return 70
+
+
+def _schema(arguments: list[str]) -> int:
+    import json
+
+    if len(arguments) != 1 or arguments[0] not in SCHEMAS:
+        print("usage: confide schema " + "|".join(SCHEMAS), file=sys.stderr)
+        return 2 if arguments[:1] not in (["--help"], ["-h"]) else 0
+    module, name = SCHEMAS[arguments[0]]
+    model = getattr(importlib.import_module(module), name)
+    print(json.dumps(model.model_json_schema(by_alias=True), indent=2, ensure_ascii=False))
+    return 0
+
+
+def _version(_arguments: list[str]) -> int:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        print(f"confide {version('confide')}")
+    except PackageNotFoundError:
+        print("confide (not installed)")
+    return 0
+
+
+_COMPLETION: Final = {
+    "bash": "complete -W '{words}' confide",
+    "zsh": "compdef '_arguments \"1:noun:({words})\"' confide",
+    "fish": "complete -c confide -n __fish_use_subcommand -f -a '{words}'",
+}
+
+
+def _completion(arguments: list[str]) -> int:
+    if len(arguments) != 1 or arguments[0] not in _COMPLETION:
+        print("usage: confide completion " + "|".join(_COMPLETION), file=sys.stderr)
+        return 2
+    print(_COMPLETION[arguments[0]].format(words=" ".join([*NOUNS, "schema", "completion", "version"])))
+    return 0
+
+
+_OWN: Final[dict[str, Callable[[list[str]], int]]] = {
+    "schema": _schema,
+    "version": _version,
+    "--version": _version,
+    "completion": _completion,
+}
+
+
+def _load(noun: str) -> Callable[[list[str]], int]:
+    module = NOUNS[noun][0]
+    try:
+        command: Callable[[list[str]], int] = importlib.import_module(module).main
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name.split(".")[0] in ("coordinator", "site_client", "audit", "federation"):
+            raise
+        extra = {"coordinator": "coordinator", "job": "coordinator", "model": "coordinator"}.get(noun, "site")
+        print(f"error CFD-G02: `confide {noun}` needs the package {missing.name}", file=sys.stderr)
+        print(f"hint: pip install 'confide[{extra}]'", file=sys.stderr)
+        raise SystemExit(2) from None
+    return command
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line and return its exit status; errors for people are printed, never raised."""
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(help_text())
+        return 0 if arguments else 2
+    noun, rest = arguments[0], arguments[1:]
+    try:
+        if noun in _OWN:
+            return _OWN[noun](rest)
+        if noun not in NOUNS:
+            import difflib
+
+            near = difflib.get_close_matches(noun, [*NOUNS, *_OWN], n=1)
+            print(f"error CFD-G02: there is no `confide {noun}`", file=sys.stderr)
+            print("hint: " + (f"did you mean `confide {near[0]}`?" if near else "see `confide help`"), file=sys.stderr)
+            return 2
+        return _load(noun)(rest)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output went away, as `head` does. Python would complain again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # noqa: BLE001 (the outermost edge: nothing below may print a trace)
+        return print_error(error) if is_ours(error) else report_internal_error(error)
+
+
+def main() -> None:
+    """Be the console script."""
+    for name, value in QUIET.items():
+        os.environ[name] = value  # noqa: TID251 (set before any import, for this process and its children)
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()
