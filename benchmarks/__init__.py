@@ -1,0 +1,1 @@
+"""Benchmarks: what is measured, against what, in the same run."""
