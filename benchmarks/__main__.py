@@ -1,7 +1,7 @@
 """`make bench`: run the benchmarks, print a table, write `build/bench.json`.
 
-`make bench BENCH="link startup"` runs only those. A module here has `rows() -> list[Row]`; a row says what was measured,
-against what, and whether the target holds. No test depends on a time.
+`make bench BENCH="link startup"` runs only those. A module here has `rows() -> list[Row]`; a row says what was
+measured, against what, and whether the target holds. No test depends on a time.
 """
 
 import importlib
@@ -27,9 +27,8 @@ def main(names: list[str]) -> int:
     for row in rows:
         target = "" if row["target"] is None else f"target {row['target']:g}"
         verdict = {True: "holds", False: "MISSED", None: ""}[row["holds"]]
-        print(
-            f"{row['name']:<{width}}  {row['value']:>10.4g} {row['unit']:<14} {target:<14} {verdict:<7} {row['against']}"
-        )
+        figure = f"{row['value']:>10.4g} {row['unit']:<14} {target:<14} {verdict:<7}"
+        print(f"{row['name']:<{width}}  {figure} {row['against']}")
     return 0
 
 
