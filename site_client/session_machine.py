@@ -393,6 +393,8 @@ def _decided(session: Session, event: Decided) -> tuple[Session, Actions]:
         Decision.REFUSED: Stage.REFUSED,
         Decision.PARKED: Stage.PARKED,
     }[event.decision]
+    if stage is Stage.REFUSED:
+        return replace(session, stage=stage, held_by=frozenset()), (RepeatAnswer(),)
     if stage is Stage.ACCEPTED and session.held_by:
         stage = Stage.PAUSED
     return replace(session, stage=stage), (RepeatAnswer(),)
