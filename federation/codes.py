@@ -92,7 +92,12 @@ LINK: Final = _rows()  # CFD-L..  the link between site and coordinator
 PLAN: Final = _rows(  # CFD-P..  the plan, the contract as a document, strategies
     ("CFD-P01", 2, "the plan can't be read", "correct the document; `confide job init` prints one that works"),
     ("CFD-P02", 2, "the plan has a key that doesn't exist", "use the key that is suggested"),
-    ("CFD-P03", 2, "a field of the plan is missing or out of its range", "correct it; `confide schema plan` lists them"),
+    (
+        "CFD-P03",
+        2,
+        "a field of the plan is missing or out of its range",
+        "correct it; `confide schema plan` lists them",
+    ),
     ("CFD-P04", 2, "fields of the plan contradict each other", "change one of them; the message has the arithmetic"),
     ("CFD-P05", 2, "the mechanism can't protect this privacy unit", "choose another mechanism or unit"),
     ("CFD-P06", 2, "this version can't run secure aggregation yet", "set secure_aggregation: {enabled: false}"),
@@ -103,7 +108,12 @@ PLAN: Final = _rows(  # CFD-P..  the plan, the contract as a document, strategie
     ("CFD-P11", 2, "a tensor of the model can't be averaged", "use float16, float32 or float64 tensors"),
 )
 POLICY: Final = _rows(  # CFD-S..  the site's policy, approvals
-    ("CFD-S01", 78, "the policy file can't be read or is wrong", "correct policy.yaml; `confide schema policy` lists it"),
+    (
+        "CFD-S01",
+        78,
+        "the policy file can't be read or is wrong",
+        "correct policy.yaml; `confide schema policy` lists it",
+    ),
     ("CFD-S02", 4, "no data set of the site fits the plan", "ask the site which contracts it offers"),
     ("CFD-S03", 4, "a rule of the site's policy says no", "ask the site's operator"),
     ("CFD-S04", 4, "the plan is below a floor of the site's policy", "raise the plan to the floor"),
@@ -113,7 +123,12 @@ POLICY: Final = _rows(  # CFD-S..  the site's policy, approvals
     ("CFD-S08", 4, "the plan's privacy doesn't fit the data set", "change unit, delta or batch"),
     ("CFD-S09", 4, "the site works at other hours", "wait until the site's hours begin"),
     ("CFD-S10", 4, "a person at the site must decide", "wait for the site's operator"),
-    ("CFD-S11", 4, "the submitter isn't named in a signature that the site can check", "submit with a person's own key"),
+    (
+        "CFD-S11",
+        4,
+        "the submitter isn't named in a signature that the site can check",
+        "submit with a person's own key",
+    ),
 )
 # CFD-D..  documents, data sets, maps, intake
 DATA: Final = _rows(
