@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import Connection, Engine, Row, func, insert, select, update
+from sqlalchemy import Connection, Engine, func, insert, select, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from coordinator import job_machine, round_machine, tables
+from coordinator import job_machine, round_machine, rows, tables
 from coordinator.job_machine import Job, JobEvent, JobState, JobStep
 from coordinator.records import (
     AttemptRecord,
@@ -34,12 +34,12 @@ from coordinator.records import (
     ReplyRecord,
 )
 from coordinator.round_machine import Round, RoundEvent, RoundState, RoundStep, Standing
-from coordinator.site_machine import SiteInJob, SiteState
+from coordinator.site_machine import SiteEvent, SiteInJob, SiteState
 from federation import canonical
 from federation.edge.clock import Clock
 from federation.edge.database import read, transact
 from federation.errors import InvalidInput, OutOfOrder, PeerMisbehaved
-from federation.messages import BlobReference, JobId, Phase, SiteId
+from federation.messages import JobId, Phase, SiteId
 
 T = TypeVar("T")
 Fact = tuple[str, Mapping[str, Any]]
@@ -105,12 +105,12 @@ class Store:
                 "parent_round": new.parent_round,
                 "submitted_us": now,
                 "change": "",
-                **_job_values(queued),
+                **rows.job_values(queued),
             }
             connection.execute(insert(tables.job).values(values))
             for site, standing in queued.sites.items():
                 connection.execute(
-                    insert(tables.job_site).values(job=job_id, site=site, told="", **_site_values(standing))
+                    insert(tables.job_site).values(job=job_id, site=site, told="", **rows.site_values(standing))
                 )
             self._tell(connection, job_id, [("job.submitted", {"state": JobState.QUEUED.value})])
             return self._job(connection, job_id), True
@@ -148,9 +148,9 @@ class Store:
         if before is not None:
             query = query.where(tables.job.c.number < before)
         with read(self._engine) as connection:
-            rows = connection.execute(query).all()
-            sites = self._sites(connection, [row.id for row in rows])
-            return [_job_record(row, sites.get(row.id, {})) for row in rows]
+            found = connection.execute(query).all()
+            sites = self._sites(connection, [row.id for row in found])
+            return [rows.job_record(row, sites.get(row.id, {})) for row in found]
 
     def step_job(
         self, job_id: JobId, event: JobEvent, facts: Sequence[Fact] = ()
@@ -201,9 +201,9 @@ class Store:
             .order_by(tables.job.c.number)
         )
         with read(self._engine) as connection:
-            rows = connection.execute(query).all()
-            sites = self._sites(connection, [row.id for row in rows])
-            return [_job_record(row, sites.get(row.id, {})) for row in rows]
+            found = connection.execute(query).all()
+            sites = self._sites(connection, [row.id for row in found])
+            return [rows.job_record(row, sites.get(row.id, {})) for row in found]
 
     def untold(self, site: SiteId) -> list[tuple[JobRecord, str]]:
         """Return the ended jobs whose end this site's link hasn't taken over yet, with what it was told last."""
@@ -220,9 +220,9 @@ class Store:
             .order_by(tables.job.c.number)
         )
         with read(self._engine) as connection:
-            rows = connection.execute(query).all()
-            sites = self._sites(connection, [row.id for row in rows])
-            return [(_job_record(row, sites.get(row.id, {})), row.told) for row in rows]
+            found = connection.execute(query).all()
+            sites = self._sites(connection, [row.id for row in found])
+            return [(rows.job_record(row, sites.get(row.id, {})), row.told) for row in found]
 
     def told(self, job_id: JobId, site: SiteId, what: str) -> None:
         """Keep that a site's link has taken over the news `what` of a job."""
@@ -254,11 +254,11 @@ class Store:
                     attempt=round_.attempt,
                     secure=round_.secure,
                     quorum=round_.quorum,
-                    cohort=_text(sorted(round_.sites)),
+                    cohort=rows.as_text(sorted(round_.sites)),
                     opened_us=microseconds(self._clock),
                     deadline_us=deadline_us,
                     upload_bytes=0,
-                    **_round_values(round_),
+                    **rows.round_values(round_),
                 )
             )
             self._tell(connection, job_id, facts)
@@ -276,7 +276,7 @@ class Store:
         columns = tables.attempt.c
         query = select(tables.attempt).where(columns.job == job_id).order_by(columns.round, columns.attempt)
         with read(self._engine) as connection:
-            return [_attempt_record(row) for row in connection.execute(query)]
+            return [rows.attempt_record(row) for row in connection.execute(query)]
 
     def step_attempt(
         self, job_id: JobId, number: int, attempt: int, event: RoundEvent, facts: Sequence[Fact] = ()
@@ -379,7 +379,7 @@ class Store:
             .order_by(tables.phase_reply.c.site)
         )
         with read(self._engine) as connection:
-            return [_reply_record(row) for row in connection.execute(query)]
+            return [rows.reply_record(row) for row in connection.execute(query)]
 
     # --- releases ---------------------------------------------------------------------------------------------
 
@@ -395,7 +395,7 @@ class Store:
                 select(columns.digest).where(columns.job == release.job, columns.step == release.step)
             )
             if known is None:
-                connection.execute(insert(tables.release).values(_release_values(release)))
+                connection.execute(insert(tables.release).values(rows.release_values(release)))
                 self._tell(connection, release.job, facts)
             if release.step == 0:
                 return None
@@ -413,13 +413,13 @@ class Store:
         query = select(tables.release).where(columns.job == job_id, columns.step == step)
         with read(self._engine) as connection:
             row = connection.execute(query).first()
-        return None if row is None else _release_record(row)
+        return None if row is None else rows.release_record(row)
 
     def releases(self, job_id: JobId) -> list[ReleaseRecord]:
         """Return a job's releases in the order of their steps."""
         query = select(tables.release).where(tables.release.c.job == job_id).order_by(tables.release.c.step)
         with read(self._engine) as connection:
-            return [_release_record(row) for row in connection.execute(query)]
+            return [rows.release_record(row) for row in connection.execute(query)]
 
     def save_metrics(
         self, job_id: JobId, step: int, number: int, attempt: int, metrics: Mapping[str, float | None]
@@ -431,7 +431,7 @@ class Store:
             connection.execute(
                 update(tables.release)
                 .where(columns.job == job_id, columns.step == step)
-                .values(metrics=_text(dict(metrics)))
+                .values(metrics=rows.as_text(dict(metrics)))
             )
             connection.execute(
                 _of(update(tables.phase_reply), job_id, number, attempt, table=tables.phase_reply)
@@ -549,7 +549,7 @@ class Store:
         row = connection.execute(select(tables.job).where(tables.job.c.id == job_id)).first()
         if row is None:
             raise InvalidInput("CFD-J02", f"no job {job_id}")
-        return _job_record(row, self._sites(connection, [job_id]).get(job_id, {}))
+        return rows.job_record(row, self._sites(connection, [job_id]).get(job_id, {}))
 
     def _sites(self, connection: Connection, jobs: Sequence[str]) -> dict[str, dict[SiteId, SiteInJob]]:
         columns = tables.job_site.c
@@ -562,7 +562,7 @@ class Store:
 
     def _save_job(self, connection: Connection, before: JobRecord, after: Job, facts: Sequence[Fact]) -> None:
         now = microseconds(self._clock)
-        values = _job_values(after)
+        values = rows.job_values(after)
         if after.state is not before.job.state:
             if after.state is JobState.OFFERED:
                 values["offered_us"] = now
@@ -578,16 +578,16 @@ class Store:
                 connection.execute(
                     update(tables.job_site)
                     .where(columns.job == before.id, columns.site == site)
-                    .values(_site_values(standing))
+                    .values(rows.site_values(standing))
                 )
         self._tell(connection, before.id, facts)
 
     def _attempt(self, connection: Connection, job_id: JobId, number: int, attempt: int) -> AttemptRecord | None:
         row = connection.execute(_of(select(tables.attempt), job_id, number, attempt)).first()
-        return None if row is None else _attempt_record(row)
+        return None if row is None else rows.attempt_record(row)
 
     def _save_round(self, connection: Connection, job_id: JobId, before: AttemptRecord, after: Round) -> None:
-        values = _round_values(after)
+        values = rows.round_values(after)
         if after.state in round_machine.ENDS:
             values["ended_us"] = microseconds(self._clock)
         statement = _of(update(tables.attempt), job_id, before.round.number, before.round.attempt)
@@ -595,15 +595,15 @@ class Store:
 
     def _tell(self, connection: Connection, job_id: JobId, facts: Sequence[Fact]) -> None:
         now = microseconds(self._clock)
-        rows = [{"job": job_id, "at_us": now, "name": name, "fields": _text(dict(fields))} for name, fields in facts]
-        if rows:
-            connection.execute(insert(tables.event), rows)
+        lines = [
+            {"job": job_id, "at_us": now, "name": name, "fields": rows.as_text(dict(fields))} for name, fields in facts
+        ]
+        if lines:
+            connection.execute(insert(tables.event), lines)
 
 
 def _heard(job: Job, round_: Round, now_us: int) -> Job:
     """Return `job` with its sites standing as the ended attempt left them."""
-    from coordinator.site_machine import SiteEvent
-
     for site, standing in round_.sites.items():
         if not job.sites[site].takes_part:
             continue
@@ -625,145 +625,3 @@ def _there(record: AttemptRecord | None) -> AttemptRecord:
 
 def _of(statement: Any, job_id: JobId, number: int, attempt: int, *, table: Any = tables.attempt) -> Any:
     return statement.where(table.c.job == job_id, table.c.round == number, table.c.attempt == attempt)
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
-
-
-def _job_values(job: Job) -> dict[str, Any]:
-    return {
-        "state": job.state.value,
-        "quorum": job.quorum,
-        "rounds": job.rounds,
-        "attempts": job.attempts,
-        "round": job.round,
-        "attempt": job.attempt,
-        "reason": job.reason,
-    }
-
-
-def _job_record(row: Row[Any], sites: Mapping[SiteId, SiteInJob]) -> JobRecord:
-    machine = Job(
-        quorum=row.quorum,
-        rounds=row.rounds,
-        attempts=row.attempts,
-        sites=MappingProxyType(dict(sites)),
-        state=JobState(row.state),
-        round=row.round,
-        attempt=row.attempt,
-        reason=row.reason,
-    )
-    return JobRecord(
-        id=JobId(row.id),
-        number=row.number,
-        name=row.name,
-        plan=row.plan,
-        plan_digest=row.plan_digest,
-        contract=row.contract,
-        submitter=row.submitter,
-        signature=row.signature,
-        vouched=row.vouched,
-        priority=row.priority,
-        idempotency_key=row.idempotency_key,
-        parent=None if row.parent is None else JobId(row.parent),
-        parent_round=row.parent_round,
-        submitted_us=row.submitted_us,
-        offered_us=row.offered_us,
-        started_us=row.started_us,
-        ended_us=row.ended_us,
-        job=machine,
-    )
-
-
-def _site_values(standing: SiteInJob) -> dict[str, Any]:
-    return {"state": standing.state.value, "reasons": _text(list(standing.reasons)), "since_us": standing.since_us}
-
-
-def _round_values(round_: Round) -> dict[str, Any]:
-    return {
-        "state": round_.state.value,
-        "closed": round_.closed,
-        "sites": _text({site: standing.value for site, standing in round_.sites.items()}),
-        "reasons": _text(dict(round_.reasons)),
-        "late": _text(dict(round_.late)),
-        "survivors": _text(list(round_.survivors)),
-        "summed": _text(list(round_.summed)),
-        "reason": round_.reason,
-    }
-
-
-def _attempt_record(row: Row[Any]) -> AttemptRecord:
-    machine = Round(
-        number=row.round,
-        attempt=row.attempt,
-        quorum=row.quorum,
-        secure=row.secure,
-        sites=MappingProxyType({SiteId(site): Standing(how) for site, how in json.loads(row.sites).items()}),
-        reasons=MappingProxyType({SiteId(site): why for site, why in json.loads(row.reasons).items()}),
-        late=MappingProxyType({SiteId(site): why for site, why in json.loads(row.late).items()}),
-        survivors=tuple(SiteId(site) for site in json.loads(row.survivors)),
-        summed=tuple(SiteId(site) for site in json.loads(row.summed)),
-        closed=row.closed,
-        state=RoundState(row.state),
-        reason=row.reason,
-    )
-    return AttemptRecord(
-        JobId(row.job), machine, row.opened_us, row.deadline_us, row.evaluate_by_us, row.ended_us, row.upload_bytes
-    )
-
-
-def _reply_record(row: Row[Any]) -> ReplyRecord:
-    return ReplyRecord(
-        JobId(row.job),
-        row.round,
-        row.attempt,
-        Phase(row.phase),
-        SiteId(row.site),
-        row.body,
-        row.signature,
-        row.received_us,
-    )
-
-
-def _release_values(release: ReleaseRecord) -> dict[str, Any]:
-    return {
-        "job": release.job,
-        "step": release.step,
-        "round": release.round,
-        "attempt": release.attempt,
-        "digest": release.digest,
-        "record": release.record,
-        "signature": release.signature,
-        "record_root": release.record_blob.root,
-        "record_bytes": release.record_blob.size_bytes,
-        "mean_root": release.mean.root,
-        "mean_bytes": release.mean.size_bytes,
-        "model_digest": release.model_digest,
-        "model_root": release.model.root,
-        "model_bytes": release.model.size_bytes,
-        "state_root": None if release.state is None else release.state.root,
-        "state_bytes": None if release.state is None else release.state.size_bytes,
-        "metrics": None if release.metrics is None else _text(dict(release.metrics)),
-        "released_us": release.released_us,
-    }
-
-
-def _release_record(row: Row[Any]) -> ReleaseRecord:
-    state = None if row.state_root is None else BlobReference(root=row.state_root, size_bytes=row.state_bytes)
-    return ReleaseRecord(
-        job=JobId(row.job),
-        step=row.step,
-        round=row.round,
-        attempt=row.attempt,
-        digest=row.digest,
-        record=row.record,
-        signature=row.signature,
-        record_blob=BlobReference(root=row.record_root, size_bytes=row.record_bytes),
-        mean=BlobReference(root=row.mean_root, size_bytes=row.mean_bytes),
-        model_digest=row.model_digest,
-        model=BlobReference(root=row.model_root, size_bytes=row.model_bytes),
-        state=state,
-        metrics=None if row.metrics is None else json.loads(row.metrics),
-        released_us=row.released_us,
-    )
