@@ -227,13 +227,15 @@ class Release(Body):
     `mean` is the weighted mean of the survivors' updates, `model` the digest of the model and server state after
     the server step (`federation.tensors.state_digest`), `step` the server step's own number, counted from 1.
     Round −1 is written as `round` 0 with `step` 0: the initial model, whose `mean` is the initial model itself.
+    `previous` is the blob that holds the canonical bytes of the release before, so that a site which missed rounds
+    can fetch it; its root binds those bytes, so the signature of the newest release covers them all.
     """
 
     job: JobName
     plan_digest: Digest
     round: Count
     step: Count
-    previous: Digest | None
+    previous: BlobReference | None
     mean: BlobReference
     model: Digest
     survivors: tuple[SiteName, ...] = Field(max_length=4096)
@@ -243,8 +245,8 @@ class Release(Body):
 class PhaseRequest(Body):
     """A site is asked to work: train on, or score, the model that `release` leads to.
 
-    `release` is the digest of the canonical `Release` whose blob the site fetches; it follows `previous` back to
-    one that it has applied. `key` = job/round/attempt/phase; the same key is the same work.
+    `release` is the blob of the canonical `Release`, signed with kind "release"; the site fetches it, and follows
+    `previous` back to one that it has applied. `key` = job/round/attempt/phase; the same key is the same work.
     """
 
     message_id: Token
