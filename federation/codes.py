@@ -8,6 +8,8 @@ Codes of the audit log (``CFD-A…``) and of the privacy packages live with them
 from dataclasses import dataclass
 from typing import Final
 
+from privacy.errors import ROWS as PRIVACY_ROWS
+
 
 @dataclass(frozen=True, slots=True)
 class Code:
@@ -88,7 +90,44 @@ IDENTITY: Final = _rows(  # CFD-E..  enrolment, certificates, charter, members
     ("CFD-E26", 2, "no such member in the charter", "see `confide site members list`"),
     ("CFD-E27", 2, "there is nothing to sign", "change a member or a person first"),
 )
-LINK: Final = _rows()  # CFD-L..  the link between site and coordinator
+LINK: Final = _rows(  # CFD-L..  the link between site and coordinator
+    ("CFD-L01", 3, "the coordinator can't be reached", "check that it runs, its address, and firewalls on the way"),
+    (
+        "CFD-L02",
+        3,
+        "the proxy doesn't let the connection through",
+        "correct the variable named, or list it in NO_PROXY",
+    ),
+    ("CFD-L03", 3, "the coordinator's name doesn't resolve", "check the name and this machine's DNS"),
+    ("CFD-L04", 3, "something that isn't the coordinator answers", "check address and port, and proxies on the way"),
+    ("CFD-L05", 3, "the certificate isn't that of a member", "enrol the site, or use the key it was enrolled with"),
+    ("CFD-L07", 3, "the two versions don't go together", "upgrade the side that is named"),
+    ("CFD-L08", 1, "a site spoke for another site", "one site, one home: check which home this daemon uses"),
+    ("CFD-L09", 1, "a message of the link is malformed", "upgrade both sides; if it stays, report it"),
+    ("CFD-L10", 1, "a message was replayed or changed after it was sent", "none: the message was not used"),
+    ("CFD-L11", 2, "a message is larger than the link carries", "send less in one message; bulk goes as a blob"),
+    ("CFD-L12", 1, "a blob is too large, or nobody asked for it", "see `link.max_blob_bytes` on both sides"),
+    ("CFD-L13", 1, "the coordinator is busy", "none: the site comes back by itself"),
+    ("CFD-L14", 2, "a message id isn't one of those that sort by time", "make ids with MessageIds"),
+    ("CFD-L15", 3, "another process attends under the same identity", "run one daemon for each site"),
+    ("CFD-L16", 3, "the site isn't confirmed yet", "read the site's words to the coordinator over the phone"),
+    (
+        "CFD-L17",
+        5,
+        "a transfer didn't end by its deadline",
+        "check the bandwidth with `confide site doctor --bandwidth`",
+    ),
+    ("CFD-L18", 1, "too many messages wait for the other side", "wait until it is back; see `link.max_pending_count`"),
+    ("CFD-L20", 1, "a blob isn't in the store", "none: it was removed, or never arrived"),
+    ("CFD-L21", 1, "a blob on disk isn't what its name says", "check the disk; the blob is fetched again if needed"),
+    ("CFD-L22", 2, "the owner of a staging isn't a site id", "use the site's id"),
+    ("CFD-L23", 1, "a list of chunk hashes isn't that of its blob", "none: nothing was kept"),
+    ("CFD-L24", 1, "a chunk isn't what its blob's root says", "none: the chunk was not kept"),
+    ("CFD-L25", 1, "a transfer was overtaken by another of the same blob", "none: the newer one goes on"),
+    ("CFD-L26", 1, "the other side met an error of its own", "none: it is tried again; the other side's log has it"),
+    ("CFD-L28", 2, "a proxy variable can't be understood", "write it as http://HOST:PORT"),
+    ("CFD-L29", 2, "an address can't be understood", "write it as https://HOST:PORT"),
+)
 PLAN: Final = _rows(  # CFD-P..  the plan, the contract as a document, strategies
     ("CFD-P01", 2, "the plan can't be read", "correct the document; `confide job init` prints one that works"),
     ("CFD-P02", 2, "the plan has a key that doesn't exist", "use the key that is suggested"),
@@ -146,7 +185,7 @@ DATA: Final = _rows(
     ("CFD-D21", 1, "the files differ from the registered version", "register the new version with `data add`"),
     ("CFD-D22", 1, "the audit entry doesn't permit this reading", "append the `data.opened` of this version and job"),
 )
-BUDGET: Final = _rows()  # CFD-B..  privacy budget and training under privacy
+BUDGET: Final = _rows(*PRIVACY_ROWS)  # CFD-B..  privacy budget and training under privacy
 # CFD-R..  rounds, updates, training outcomes
 ROUND: Final = _rows(
     (
@@ -175,6 +214,9 @@ ROUND: Final = _rows(
         "the result of a round was not usable, so the last good model was kept",
         "see the named tensor; a smaller server learning rate or a norm bound helps",
     ),
+    ("CFD-R60", 1, "a file of tensors is damaged or not of the kind that is read", "have the sender write it again"),
+    ("CFD-R61", 1, "a mean or a server step would not be finite", "lower eta or the sites' learning rate; model kept"),
+    ("CFD-R62", 70, "a mean or a server step was asked for that has no meaning", "report the reference id"),
 )
 # CFD-J..  jobs, queue, API
 JOB: Final = _rows(
@@ -263,13 +305,13 @@ SITE: Final = _rows(
         "compare model digests with others",
     ),
     (
-        "CFD-R60",
+        "CFD-R80",
         1,
         "a released mean has the wrong size, names, shapes or types",
         "the coordinator has a fault; see its log",
     ),
-    ("CFD-R61", 1, "the model after the server step is not the one that was signed", "compare versions of both sides"),
-    ("CFD-R62", 3, "a blob could not be fetched or delivered", "check the link with `confide site doctor`"),
+    ("CFD-R81", 1, "the model after the server step is not the one that was signed", "compare versions of both sides"),
+    ("CFD-R82", 3, "a blob could not be fetched or delivered", "check the link with `confide site doctor`"),
     ("CFD-R63", 1, "the site could not record what it was about to do", "free disk space at the site, then resume"),
     (
         "CFD-R64",
@@ -293,6 +335,7 @@ SITE: Final = _rows(
     ("CFD-R73", 1, "the doctor found a problem", "follow the line `how to fix`"),
     ("CFD-R74", 4, "the plan asks for more resources than the site lends", "lower `resources` in the plan"),
     ("CFD-R75", 4, "the site's home was written by a newer program", "upgrade confide at this site"),
+    ("CFD-R76", 5, "the site's daemon was busy for too long", "run the command again; see the log if it stays so"),
 )
 
 CODES: Final[dict[str, Code]] = {

@@ -1,1 +1,1 @@
-"""`privacy`: see the README of this folder for what lives here."""
+"""Differential privacy: noise, training, accounting. Imports nothing of the other packages; see README.md."""

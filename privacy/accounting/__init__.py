@@ -1,1 +1,1 @@
-"""`accounting`: see the README of this folder for what lives here."""
+"""What a release costs and whether it may be made: pure functions, no I/O, no clock; see README.md."""

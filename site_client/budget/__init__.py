@@ -1,1 +1,1 @@
-"""`budget`: see the README of this folder for what lives here."""
+"""The privacy budget of this site: the durable ledger and its leases; see README.md."""

@@ -1,0 +1,212 @@
+"""May this job have this much? All checks of rule R1, and what the job could have had instead (R7).
+
+The answer is a function of schedules, policies and totals, never of rows.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from privacy.accounting.calibrate import cost, noise_for
+from privacy.accounting.convert import epsilon_at, printed
+from privacy.accounting.events import Event, Gaussian, Laplace, PoissonGaussian, PureEpsilon
+from privacy.accounting.filter import admits, limits, uniform_shares
+from privacy.accounting.renyi import DEFAULT_ORDERS, charges, grains
+from privacy.accounting.state import Policy, State
+from privacy.errors import (
+    AtomExhausted,
+    BudgetRefused,
+    DeltaInvalid,
+    EpsilonInvalid,
+    LedgerMisused,
+    PrivacyError,
+    ScheduleInvalid,
+    UnitInvalid,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A job as the admission sees it."""
+
+    job: str
+    data_set: str
+    population: str
+    unit: str
+    epsilon: float
+    delta: float
+    events: Mapping[str, Event]
+    steps: int
+    atoms: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChargeRequest:
+    """A single release as the admission sees it."""
+
+    data_set: str
+    population: str
+    atoms: tuple[str, ...]
+    events: Mapping[str, Event]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why not, under which policy, and the largest ε that would have been admitted."""
+
+    error: PrivacyError
+    policy: str | None = None
+    admissible_epsilon: float | None = None
+
+
+def charge_rows(state: State, population: str, events: Mapping[str, Event]) -> dict[str, tuple[float, ...]]:
+    """Return the charge per step under each policy in force. A local event counts under every trust model."""
+    return {
+        policy.body.policy: charges(_event_under(policy, events), policy.body.orders)
+        for policy in _policies(state, population)
+    }
+
+
+def check(state: State, request: Request) -> Refusal | None:
+    """Return why `request` isn't admitted, or None if it is.
+
+    Raises:
+        LedgerMisused: No policy is in force for the population, so nothing can be admitted.
+    """
+    policies = _policies(state, request.population)
+    if not request.atoms:
+        return Refusal(AtomExhausted(f"the privacy budget of {request.data_set} is used up"))
+    if not admits(
+        cost(request.events["local"], request.steps),
+        limits(request.epsilon, DEFAULT_ORDERS, uniform_shares(request.delta, DEFAULT_ORDERS)),
+    ):
+        return Refusal(EpsilonInvalid(f"job {request.job} costs more than its own epsilon {request.epsilon}"))
+    for policy in policies:
+        refusal = _check_terms(policy, request)
+        if refusal is not None:
+            return refusal
+    for policy in policies:
+        if not _fits(state, policy, request.atoms, _event_under(policy, request.events), request.steps):
+            return _budget_refusal(state, policy, request)
+    return None
+
+
+def admissible(state: State, request: ChargeRequest) -> PrivacyError | None:
+    """Return why a single release isn't admitted, or None if it is."""
+    for policy in _policies(state, request.population):
+        if not _fits(state, policy, request.atoms, _event_under(policy, request.events), request.count):
+            return BudgetRefused(f"policy {policy.body.policy} doesn't cover this release of {request.data_set}")
+    return None
+
+
+def largest_epsilon(fits: Callable[[float], bool], ceiling: float) -> float:
+    """Return the largest multiple of 0.01 up to `ceiling` for which `fits` holds, or 0.
+
+    Args:
+        fits: Whether an ε is admitted; must not turn true as ε grows.
+        ceiling: Where to stop.
+    """
+    low, high = 0, int(ceiling * 100) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle / 100) else (low, middle)
+    return low / 100
+
+
+def epsilon_left(state: State, policy: Policy, atoms: tuple[str, ...], delta: float) -> float:
+    """Return the largest ε that one more full-batch step could have, to 0.01 below."""
+
+    def fits(epsilon: float) -> bool:
+        return _calibrated_fits(state, policy, atoms, (1.0, 1), epsilon, delta)
+
+    return largest_epsilon(fits, policy.body.epsilon)
+
+
+def _policies(state: State, population: str) -> tuple[Policy, ...]:
+    policies = state.active_policies(population)
+    if not policies:
+        raise LedgerMisused(f"population {population} has no privacy policy")
+    return policies
+
+
+def _event_under(policy: Policy, events: Mapping[str, Event]) -> Event:
+    return events.get(policy.body.trust, events["local"])
+
+
+def _fits(state: State, policy: Policy, atoms: tuple[str, ...], event: Event, steps: int) -> bool:
+    row = [steps * grains(charge) for charge in charges(event, policy.body.orders)]
+    for atom in atoms:
+        committed = state.total(atom, policy).committed
+        if not admits([old + new for old, new in zip(committed, row, strict=True)], policy.limits):
+            return False
+    return True
+
+
+def _check_terms(policy: Policy, request: Request) -> Refusal | None:
+    body = policy.body
+    if request.unit != body.unit:
+        hint = (
+            "record-level noise understates the risk of people with several rows; use unit entity"
+            if body.unit == "entity"
+            else f"use unit {body.unit}"
+        )
+        return Refusal(
+            UnitInvalid(
+                f"job {request.job} protects {request.unit}, policy {body.policy} protects {body.unit}", hint=hint
+            ),
+            body.policy,
+        )
+    if request.delta > body.delta:
+        return Refusal(
+            DeltaInvalid(f"job {request.job} has delta {request.delta:g}, policy {body.policy} allows {body.delta:g}"),
+            body.policy,
+        )
+    spent = epsilon_at(cost(_event_under(policy, request.events), request.steps), request.delta, DEFAULT_ORDERS)
+    if body.epsilon_per_job is not None and spent > body.epsilon_per_job:
+        return Refusal(
+            BudgetRefused(
+                f"job {request.job} asks epsilon {printed(spent)} on {request.data_set}, policy {body.policy} allows "
+                f"{body.epsilon_per_job} per job"
+            ),
+            body.policy,
+            body.epsilon_per_job,
+        )
+    return None
+
+
+def _budget_refusal(state: State, policy: Policy, request: Request) -> Refusal:
+    shape = (_rate(_event_under(policy, request.events)), request.steps)
+
+    def fits(epsilon: float) -> bool:
+        return _calibrated_fits(state, policy, request.atoms, shape, epsilon, request.delta)
+
+    possible = largest_epsilon(fits, request.epsilon)
+    could = f"a job of this schedule could have {possible:.2f}" if possible else "no job of this schedule fits"
+    error = BudgetRefused(
+        f"job {request.job} asks epsilon {request.epsilon:.2f} on {request.data_set} (unit {request.unit}, "
+        f"delta {request.delta:g}); {could} under policy {policy.body.policy}",
+        hint=f"lower epsilon to {possible:.2f}, or ask for other data" if possible else "ask for data added later",
+    )
+    return Refusal(error, policy.body.policy, possible)
+
+
+def _calibrated_fits(
+    state: State, policy: Policy, atoms: tuple[str, ...], shape: tuple[float, int], epsilon: float, delta: float
+) -> bool:
+    rate, steps = shape
+    try:
+        noise = noise_for(epsilon=epsilon, delta=delta, sampling_rate=rate, steps=steps)
+    except ScheduleInvalid:
+        return False
+    event = (
+        Gaussian(noise_multiplier=noise) if rate >= 1 else PoissonGaussian(sampling_rate=rate, noise_multiplier=noise)
+    )
+    return _fits(state, policy, atoms, event, steps)
+
+
+def _rate(event: Event) -> float:
+    match event:
+        case PoissonGaussian():
+            return event.sampling_rate
+        case Gaussian() | Laplace() | PureEpsilon():
+            return 1.0

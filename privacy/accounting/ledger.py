@@ -1,0 +1,507 @@
+"""The ledger's decisions: `step(state, command) -> Step`, pure; the site's budget store makes them durable.
+
+Rules kept here (privacy design, 8.3): a job is admitted as a whole or not at all, over all its atoms and policies
+(R1); steps are charged before they are taken (R2), a lost lease stays charged (R3), settlement returns only what was
+never leased (R4), a repeat with fresh noise is a new lease (R5), charges are exact multiples of a charge that was
+rounded up (R6), a refusal names what would have been possible (R7), exhausted atoms serve no more (R9), what has no
+bound is recorded as such (R11). A refused command changes nothing but adds the entry that says so.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+from privacy.accounting import entries
+from privacy.accounting.admission import ChargeRequest, Refusal, Request, admissible, charge_rows, check
+from privacy.accounting.convert import epsilon_of, printed
+from privacy.accounting.entries import Entry, Use
+from privacy.accounting.events import Event
+from privacy.accounting.filter import admits, uniform_shares
+from privacy.accounting.renyi import ACCOUNTANT, DEFAULT_ORDERS, charges, grains
+from privacy.accounting.state import Reservation, ReservationState, State, apply
+from privacy.errors import BudgetRefused, LeaseRefused, LedgerMisused, PrivacyError
+
+LOCAL = "local"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddPopulation:
+    """Introduce people, or rows, that data sets are about."""
+
+    population: str
+    entity_column: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddAtom:
+    """Open an atom of a population, for training or for held-out units."""
+
+    atom: str
+    population: str
+    use: Use
+    rule: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddPolicy:
+    """Promise (ε, δ) for a population; totals of its atoms carry over."""
+
+    policy: str
+    population: str
+    unit: str
+    epsilon: float
+    delta: float
+    trust: str = LOCAL
+    foreign_delta: float = 0.0
+    orders: tuple[int, ...] = DEFAULT_ORDERS
+    epsilon_per_job: float | None = None
+    cap_rows: int | None = None
+    approved_by: tuple[str, ...] = ()
+    replaces: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddVersion:
+    """Register one content of a data set."""
+
+    data_set: str
+    version: str
+    contract: str
+    population: str
+    train: tuple[str, ...]
+    evaluate: tuple[str, ...]
+    held_out_public: bool
+    units_declared: int
+    declared_by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserve:
+    """Hold a job's whole schedule. `events` names the event by trust; `local` is what holds against everyone."""
+
+    job: str
+    digest: str
+    use: Use
+    data_set: str
+    unit: str
+    epsilon: float
+    delta: float
+    events: Mapping[str, Event]
+    steps: int
+    atoms: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeLease:
+    """Charge `steps` steps. `number` makes a repeat of a commit with unknown outcome a look-up."""
+
+    reservation: str
+    number: int
+    steps: int
+    round: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndLease:
+    """Say what became of a lease."""
+
+    reservation: str
+    number: int
+    used: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettleJob:
+    """End a reservation; open leases are lost, what was never leased goes back."""
+
+    reservation: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChargeOnce:
+    """Charge `count` single releases of one event at once."""
+
+    charge: str
+    data_set: str
+    use: Use
+    purpose: str
+    events: Mapping[str, Event]
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkUnbounded:
+    """Record that no bound holds any more."""
+
+    data_set: str
+    use: Use
+    reason: str
+    job: str | None = None
+
+
+Command = (
+    AddPopulation
+    | AddAtom
+    | AddPolicy
+    | AddVersion
+    | Reserve
+    | TakeLease
+    | EndLease
+    | SettleJob
+    | ChargeOnce
+    | MarkUnbounded
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The outcome of a command: the new state, the entries that lead to it, and the refusal if it was one."""
+
+    state: State
+    entries: tuple[Entry, ...]
+    refusal: PrivacyError | None = None
+
+
+def reservation_name(job: str, use: Use) -> str:
+    """Return the id of a job's reservation; a function of both, so that a repeat finds it."""
+    return f"{job}/{use}"
+
+
+def step(state: State, command: Command, *, time: str, actor: str) -> Step:
+    """Return what `command` does to `state`; an idempotent repeat does nothing.
+
+    Args:
+        state: The folded ledger; unchanged.
+        command: What is asked.
+        time: RFC 3339, for the entries.
+        actor: Who asks, for the entries.
+
+    Raises:
+        LedgerMisused: The command names what the ledger doesn't hold, or contradicts it.
+        LeaseRefused: There is no such lease to take.
+    """
+    bodies, refusal = _decide(state, command)
+    written: list[Entry] = []
+    current = state
+    for body in bodies:
+        current, entry = _append(current, body, time, actor)
+        written.append(entry)
+    for body in _newly_exhausted(current, command):
+        current, entry = _append(current, body, time, actor)
+        written.append(entry)
+    return Step(current, tuple(written), refusal)
+
+
+def _append(state: State, body: entries.Body, time: str, actor: str) -> tuple[State, Entry]:
+    entry = entries.link(state.head, time=time, actor=actor, body=body)
+    return replace(apply(state, body, time), head=entry.head), entry
+
+
+def _decide(state: State, command: Command) -> tuple[list[entries.Body], PrivacyError | None]:
+    match command:
+        case AddPopulation():
+            return _add_population(state, command), None
+        case AddAtom():
+            return _add_atom(state, command), None
+        case AddPolicy():
+            return _add_policy(state, command), None
+        case AddVersion():
+            return _add_version(state, command), None
+        case Reserve():
+            return _reserve(state, command)
+        case TakeLease():
+            return _take_lease(state, command), None
+        case EndLease():
+            return _end_lease(state, command), None
+        case SettleJob():
+            return _settle(state, command), None
+        case ChargeOnce():
+            return _charge(state, command)
+        case MarkUnbounded():
+            version = _newest_version(state, command.data_set)
+            atoms = version.train if command.use == "train" else version.evaluate
+            return [
+                entries.Unbounded(job=command.job, data_set=command.data_set, atoms=atoms, reason=command.reason)
+            ], None
+        case _:
+            assert_never(command)
+
+
+def _add_population(state: State, command: AddPopulation) -> list[entries.Body]:
+    if command.population in state.populations:
+        raise LedgerMisused(f"population {command.population} exists")
+    return [entries.Population(population=command.population, entity_column=command.entity_column)]
+
+
+def _add_atom(state: State, command: AddAtom) -> list[entries.Body]:
+    if command.atom in state.atoms:
+        raise LedgerMisused(f"atom {command.atom} exists")
+    if command.population not in state.populations:
+        raise LedgerMisused(f"population {command.population} is unknown")
+    return [entries.Atom(atom=command.atom, population=command.population, use=command.use, rule=command.rule)]
+
+
+def _add_policy(state: State, command: AddPolicy) -> list[entries.Body]:
+    if command.policy in state.policies:
+        raise LedgerMisused(f"policy {command.policy} exists; a policy is never changed")
+    if command.population not in state.populations:
+        raise LedgerMisused(f"population {command.population} is unknown")
+    if command.replaces is not None:
+        old = state.policies.get(command.replaces)
+        if old is None or old.replaced or old.body.population != command.population:
+            raise LedgerMisused(f"policy {command.replaces} isn't in force for population {command.population}")
+    body = entries.Policy.model_validate(
+        {
+            "policy": command.policy,
+            "population": command.population,
+            "unit": command.unit,
+            "trust": command.trust,
+            "epsilon": command.epsilon,
+            "delta": command.delta,
+            "foreign_delta": command.foreign_delta,
+            "orders": command.orders,
+            "shares": uniform_shares(command.delta - command.foreign_delta, command.orders),
+            "epsilon_per_job": command.epsilon_per_job,
+            "cap_rows": command.cap_rows,
+            "approved_by": command.approved_by,
+            "replaces": command.replaces,
+            "carried": _carried(state, command),
+            "charges": {
+                name: charges(_event_for(job.body.events, command.trust), command.orders)
+                for name, job in _reservations_of(state, command.population).items()
+            },
+        }
+    )
+    return [body]
+
+
+def _reservations_of(state: State, population: str) -> dict[str, Reservation]:
+    return {
+        name: job
+        for name, job in state.reservations.items()
+        if any(state.atoms[atom].population == population for atom in job.body.atoms)
+    }
+
+
+def _carried(state: State, command: AddPolicy) -> dict[str, tuple[str, ...]]:
+    """Return what each atom has spent so far, computed at the new policy's orders from the events themselves."""
+    done = [
+        (job.body.atoms, job.body.events, job.leased) for job in _reservations_of(state, command.population).values()
+    ]
+    done += [(single.atoms, single.events, single.count) for single in state.single]
+    carried: dict[str, list[int]] = {
+        name: [0] * len(command.orders) for name, atom in state.atoms.items() if atom.population == command.population
+    }
+    for atoms, events, count in done:
+        row = [count * grains(charge) for charge in charges(_event_for(events, command.trust), command.orders)]
+        for atom in atoms:
+            if atom in carried:
+                carried[atom] = [old + new for old, new in zip(carried[atom], row, strict=True)]
+    return {atom: tuple(str(count) for count in spent) for atom, spent in carried.items()}
+
+
+def _event_for(events: Mapping[str, Event], trust: str) -> Event:
+    return events.get(trust, events[LOCAL])
+
+
+def _add_version(state: State, command: AddVersion) -> list[entries.Body]:
+    for atom, use in [(name, "train") for name in command.train] + [(name, "evaluate") for name in command.evaluate]:
+        known = state.atoms.get(atom)
+        if known is None or known.population != command.population or known.use != use:
+            raise LedgerMisused(f"atom {atom} isn't one of population {command.population} for {use}")
+    if not command.train:
+        raise LedgerMisused(f"data set {command.data_set} has no atom to train on")
+    if any(old.version == command.version for old in state.versions.get(command.data_set, ())):
+        return []
+    return [
+        entries.Version(
+            data_set=command.data_set,
+            version=command.version,
+            contract=command.contract,
+            population=command.population,
+            train=command.train,
+            evaluate=command.evaluate,
+            held_out_public=command.held_out_public,
+            units_declared=command.units_declared,
+            declared_by=command.declared_by,
+        )
+    ]
+
+
+def _newest_version(state: State, data_set: str) -> entries.Version:
+    versions = state.versions.get(data_set)
+    if not versions:
+        raise LedgerMisused(f"data set {data_set} is unknown to the privacy ledger")
+    return versions[-1]
+
+
+def _reserve(state: State, command: Reserve) -> tuple[list[entries.Body], PrivacyError | None]:
+    name = reservation_name(command.job, command.use)
+    version = _newest_version(state, command.data_set)
+    known = state.reservations.get(name)
+    if known is not None:
+        if (known.body.digest, known.body.data_set, known.body.steps) == (
+            command.digest,
+            command.data_set,
+            command.steps,
+        ):
+            return [], None
+        raise LedgerMisused(f"job {command.job} has a reservation for another plan")
+    possible = version.train if command.use == "train" else version.evaluate
+    asked = command.atoms or possible
+    if not set(asked) <= set(possible):
+        raise LedgerMisused(f"job {command.job} names atoms that data set {command.data_set} doesn't have")
+    request = Request(
+        job=command.job,
+        data_set=command.data_set,
+        population=version.population,
+        unit=command.unit,
+        epsilon=command.epsilon,
+        delta=command.delta,
+        events=command.events,
+        steps=command.steps,
+        atoms=tuple(atom for atom in asked if atom not in state.exhausted),
+    )
+    refusal = check(state, request)
+    if refusal is not None:
+        return [_refuse_entry(command, refusal)], refusal.error
+    body = entries.Reserve.model_validate(
+        {
+            "reservation": name,
+            "job": command.job,
+            "digest": command.digest,
+            "use": command.use,
+            "data_set": command.data_set,
+            "version": version.version,
+            "unit": command.unit,
+            "atoms": request.atoms,
+            "epsilon": command.epsilon,
+            "delta": command.delta,
+            "events": dict(command.events),
+            "steps": command.steps,
+            "charges": charge_rows(state, version.population, command.events),
+            "accountant": ACCOUNTANT,
+        }
+    )
+    return [body], None
+
+
+def _refuse_entry(command: Reserve, refusal: Refusal) -> entries.Refuse:
+    return entries.Refuse(
+        job=command.job,
+        digest=command.digest,
+        use=command.use,
+        data_set=command.data_set,
+        epsilon=command.epsilon,
+        delta=command.delta,
+        steps=command.steps,
+        cause=refusal.error.cause,
+        policy=refusal.policy,
+        admissible_epsilon=refusal.admissible_epsilon,
+    )
+
+
+def _reservation(state: State, name: str) -> Reservation:
+    found = state.reservations.get(name)
+    if found is None:
+        raise LedgerMisused(f"there is no reservation {name}")
+    return found
+
+
+def _take_lease(state: State, command: TakeLease) -> list[entries.Body]:
+    job = _reservation(state, command.reservation)
+    body = entries.Lease(
+        reservation=command.reservation,
+        number=command.number,
+        steps=command.steps,
+        round=command.round,
+        attempt=command.attempt,
+    )
+    if job.newest == body and command.number in job.open:
+        return []
+    if command.number != job.leases:
+        raise LeaseRefused(f"lease {command.number} of {command.reservation} isn't the next, which is {job.leases}")
+    if command.steps > job.remaining:
+        raise LeaseRefused(
+            f"{command.reservation}: {command.steps} steps asked, {job.remaining} of {job.body.steps} are left"
+        )
+    _check_filter(state, job, command.steps)
+    return [body]
+
+
+def _check_filter(state: State, job: Reservation, steps: int) -> None:
+    """Refuse a step that a policy made since the reservation doesn't admit."""
+    for name, row in job.charges.items():
+        policy = state.policies[name]
+        if policy.replaced:
+            continue
+        for atom in job.body.atoms:
+            charged = state.total(atom, policy).charged
+            after = [spent + steps * step for spent, step in zip(charged, row, strict=True)]
+            if not admits(after, policy.limits):
+                raise BudgetRefused(f"policy {name} doesn't cover {steps} more steps of {job.body.reservation}")
+
+
+def _end_lease(state: State, command: EndLease) -> list[entries.Body]:
+    job = _reservation(state, command.reservation)
+    if command.number not in job.open:
+        if command.number < job.leases:
+            return []
+        raise LedgerMisused(f"lease {command.number} of {command.reservation} was never taken")
+    outcome: entries.LeaseEnd = entries.LeaseEnd(
+        reservation=command.reservation, number=command.number, outcome="used" if command.used else "lost"
+    )
+    return [outcome]
+
+
+def _settle(state: State, command: SettleJob) -> list[entries.Body]:
+    job = _reservation(state, command.reservation)
+    if job.state is ReservationState.SETTLED:
+        return []
+    lost: list[entries.Body] = [
+        entries.LeaseEnd(reservation=command.reservation, number=number, outcome="lost") for number in job.open
+    ]
+    return [*lost, entries.Settle(reservation=command.reservation, reason=command.reason)]
+
+
+def _charge(state: State, command: ChargeOnce) -> tuple[list[entries.Body], PrivacyError | None]:
+    version = _newest_version(state, command.data_set)
+    if any(old.charge == command.charge for old in state.single):
+        return [], None
+    atoms = version.train if command.use == "train" else version.evaluate
+    if not atoms:
+        raise LedgerMisused(f"data set {command.data_set} has no units for {command.use}")
+    rows = charge_rows(state, version.population, command.events)
+    error = admissible(state, ChargeRequest(command.data_set, version.population, atoms, command.events, command.count))
+    if error is not None:
+        return [], error
+    body = entries.Charge.model_validate(
+        {
+            "charge": command.charge,
+            "data_set": command.data_set,
+            "atoms": atoms,
+            "purpose": command.purpose,
+            "events": dict(command.events),
+            "count": command.count,
+            "charges": rows,
+            "accountant": ACCOUNTANT,
+        }
+    )
+    return [body], None
+
+
+def _newly_exhausted(state: State, command: Command) -> list[entries.Exhaust]:
+    """Return the atoms whose spent ε prints as the whole budget, with nothing held (R9)."""
+    if not isinstance(command, SettleJob | ChargeOnce):
+        return []
+    found: list[entries.Exhaust] = []
+    for (atom, name), total in state.totals.items():
+        policy = state.policies[name]
+        if policy.replaced or atom in state.exhausted or any(total.held) or not any(total.charged):
+            continue
+        spent = epsilon_of(total.charged, policy.body.orders, policy.body.shares)
+        if float(printed(spent)) >= float(printed(policy.body.epsilon)) and atom not in {body.atom for body in found}:
+            found.append(entries.Exhaust(atom=atom, policy=name))
+    return found

@@ -1,0 +1,158 @@
+"""What people are told about a budget: figures of the ledger's state, every ε rounded up, none of them added up.
+
+An entity's loss is its atom's loss, so a data set's figure is the largest over its atoms; disjoint atoms compose in
+parallel.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from privacy.accounting.admission import epsilon_left
+from privacy.accounting.convert import epsilon_at, epsilon_of
+from privacy.accounting.entries import Head, Use, Version
+from privacy.accounting.renyi import DEFAULT_ORDERS, charges, grains
+from privacy.accounting.state import Policy, Reservation, State
+from privacy.errors import LedgerMisused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFigures:
+    """What one job did to a data set here."""
+
+    job: str
+    use: Use
+    since: str
+    state: str
+    epsilon_ceiling: float
+    delta: float
+    epsilon_so_far: float
+    steps: int
+    steps_charged: int
+    steps_used: int
+    steps_lost: int
+    noise_multiplier: float | None
+    sampling_rate: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyFigures:
+    """What all releases together have spent under one policy, over the atoms of one use."""
+
+    policy: str
+    use: Use
+    unit: str
+    trust: str
+    epsilon: float
+    delta: float
+    epsilon_spent: float
+    epsilon_committed: float
+    epsilon_left: float
+    approved_by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSetFigures:
+    """The budget of a data set, as `confide site budget show` prints it."""
+
+    data_set: str
+    version: str
+    population: str
+    units_declared: int
+    declared_by: str
+    held_out_public: bool
+    policies: tuple[PolicyFigures, ...]
+    jobs: tuple[JobFigures, ...]
+    single_releases: tuple[tuple[str, str, int], ...]
+    exhausted_atoms: tuple[str, ...]
+    unbounded_since: Mapping[str, str]
+    head: Head
+
+
+def newest_version(state: State, data_set: str) -> Version:
+    """Return the newest version of a data set.
+
+    Raises:
+        LedgerMisused: The ledger doesn't hold it.
+    """
+    versions = state.versions.get(data_set)
+    if not versions:
+        raise LedgerMisused(f"data set {data_set} is unknown to the privacy ledger")
+    return versions[-1]
+
+
+def job_epsilon(job: Reservation, steps: int, trust: str = "local") -> float:
+    """Return ε of `steps` steps of a job at its own δ, rounded up."""
+    event = job.body.events.get(trust, job.body.events["local"])
+    total = [steps * grains(charge) for charge in charges(event, DEFAULT_ORDERS)]
+    return epsilon_at(total, job.body.delta, DEFAULT_ORDERS)
+
+
+def job_figures(job: Reservation) -> JobFigures:
+    """Return the figures of one reservation."""
+    event = job.body.events["local"]
+    return JobFigures(
+        job=job.body.job,
+        use=job.body.use,
+        since=job.since,
+        state=job.state.value,
+        epsilon_ceiling=job.body.epsilon,
+        delta=job.body.delta,
+        epsilon_so_far=job_epsilon(job, job.leased),
+        steps=job.body.steps,
+        steps_charged=job.leased,
+        steps_used=job.used,
+        steps_lost=job.lost,
+        noise_multiplier=getattr(event, "noise_multiplier", None),
+        sampling_rate=getattr(event, "sampling_rate", 1.0),
+    )
+
+
+def policy_figures(state: State, policy: Policy, atoms: Sequence[str], use: Use) -> PolicyFigures:
+    """Return what the worst of `atoms` has spent under a policy."""
+    body = policy.body
+    totals = [state.total(atom, policy) for atom in atoms]
+    usable = tuple(atom for atom in atoms if atom not in state.exhausted)
+    return PolicyFigures(
+        policy=body.policy,
+        use=use,
+        unit=body.unit,
+        trust=body.trust,
+        epsilon=body.epsilon,
+        delta=body.delta,
+        epsilon_spent=max(epsilon_of(total.charged, body.orders, body.shares) for total in totals),
+        epsilon_committed=max(epsilon_of(total.committed, body.orders, body.shares) for total in totals),
+        epsilon_left=epsilon_left(state, policy, usable, body.delta) if usable else 0.0,
+        approved_by=body.approved_by,
+    )
+
+
+def data_set_figures(state: State, data_set: str) -> DataSetFigures:
+    """Return the budget of a data set.
+
+    Raises:
+        LedgerMisused: The ledger doesn't hold it.
+    """
+    version = newest_version(state, data_set)
+    uses: list[tuple[Use, tuple[str, ...]]] = [("train", version.train), ("evaluate", version.evaluate)]
+    atoms = {*version.train, *version.evaluate}
+    return DataSetFigures(
+        data_set=data_set,
+        version=version.version,
+        population=version.population,
+        units_declared=version.units_declared,
+        declared_by=version.declared_by,
+        held_out_public=version.held_out_public,
+        policies=tuple(
+            policy_figures(state, policy, members, use)
+            for policy in state.active_policies(version.population)
+            for use, members in uses
+            if members
+        ),
+        jobs=tuple(job_figures(job) for job in state.reservations.values() if atoms & set(job.body.atoms)),
+        single_releases=tuple(
+            (single.charge, single.purpose, single.count) for single in state.single if atoms & set(single.atoms)
+        ),
+        exhausted_atoms=tuple(sorted(atoms & state.exhausted)),
+        unbounded_since={atom: state.unbounded[atom] for atom in sorted(atoms & set(state.unbounded))},
+        head=state.head,
+    )

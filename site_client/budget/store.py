@@ -1,0 +1,511 @@
+"""The ledger made durable: every command is one transaction that is on disk before its answer is given.
+
+The decisions are `privacy.accounting.ledger.step`; this module keeps the entries and the totals they fold to, and
+refuses to open when the two disagree. Another process of this site (a command beside the daemon) may append too: each
+transaction first folds what others have appended since.
+"""
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy import Connection, Engine
+
+from federation.edge.clock import Clock, rfc3339
+from privacy.accounting import ledger
+from privacy.accounting.convert import nano
+from privacy.accounting.entries import Entry, Head, Use, link, read_all
+from privacy.accounting.events import Event, Gaussian
+from privacy.accounting.schedule import EvaluationSchedule, Schedule
+from privacy.accounting.state import Reservation, State, Total, fold
+from privacy.accounting.statement import (
+    DataSetFigures,
+    JobFigures,
+    PolicyFigures,
+    data_set_figures,
+    job_epsilon,
+    job_figures,
+    newest_version,
+    policy_figures,
+)
+from privacy.errors import LedgerBehind, LedgerBroken, LedgerForked, LedgerMisused, Unbounded
+from site_client.budget.database import open_database, transact
+from site_client.budget.migrations import upgrade
+
+_METADATA = sa.MetaData()
+ENTRIES = sa.Table(
+    "ledger_entries",
+    _METADATA,
+    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("hash", sa.String(64), nullable=False),
+    sa.Column("kind", sa.String(32), nullable=False),
+    sa.Column("text", sa.Text, nullable=False),
+)
+TOTALS = sa.Table(
+    "ledger_totals",
+    _METADATA,
+    sa.Column("atom", sa.String(128), primary_key=True),
+    sa.Column("policy", sa.String(128), primary_key=True),
+    sa.Column("charged", sa.Text, nullable=False),
+    sa.Column("held", sa.Text, nullable=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Steps that are charged and may be taken, once."""
+
+    id: str
+    job: str
+    use: Use
+    number: int
+    steps: int
+    round: int
+    attempt: int
+    head: Head
+    entry: str
+
+
+class BudgetStore:
+    """This site's privacy ledger.
+
+    Every method that writes is durable when it returns, atomic, and safe to call again after `LedgerUnavailable`.
+    """
+
+    def __init__(self, engine: Engine, clock: Clock, actor: str) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._actor = actor
+        self._lock = threading.Lock()
+        self._state = State()
+
+    @classmethod
+    def open(cls, place: Path | str, *, clock: Clock, actor: str = "site") -> "BudgetStore":
+        """Return the ledger at `place` (a SQLite file, or a database URL), created if it isn't there.
+
+        Raises:
+            LedgerBroken: An entry is torn or altered, or the totals aren't the fold of the entries.
+            LedgerUnavailable: The database can't be opened or written.
+        """
+        engine = open_database(place)
+        transact(engine, upgrade)
+        if isinstance(place, Path):
+            place.chmod(0o600)
+        store = cls(engine, clock, actor)
+        store._state = transact(engine, _load)
+        return store
+
+    def close(self) -> None:
+        """Give the database back."""
+        self._engine.dispose()
+
+    @property
+    def state(self) -> State:
+        """Return the folded ledger as of the newest transaction or `refresh`."""
+        return self._state
+
+    def refresh(self) -> State:
+        """Return the folded ledger with what other processes have appended."""
+        with self._lock:
+            self._state = transact(self._engine, lambda connection: _catch_up(connection, self._state))
+            return self._state
+
+    def head(self) -> Head:
+        """Return position and hash of the newest entry, for the audit log."""
+        return self.refresh().head
+
+    def entry_hash(self, seq: int) -> str | None:
+        """Return the hash of the entry at `seq`, or None if there is none."""
+        query = sa.select(ENTRIES.c.hash).where(ENTRIES.c.seq == seq)
+        found: str | None = transact(self._engine, lambda connection: connection.scalar(query))
+        return found
+
+    def check_witnessed(self, witnessed: Head) -> None:
+        """Refuse to go on with a ledger that is older than, or differs from, what others have seen of it (R8).
+
+        Raises:
+            LedgerBehind: This ledger ends before the witnessed head.
+            LedgerForked: Another entry is where the witnessed one was.
+        """
+        if witnessed.seq > self.head().seq:
+            raise LedgerBehind(f"the privacy ledger ends at entry {self.head().seq}, others have seen {witnessed.seq}")
+        if witnessed.seq >= 0 and self.entry_hash(witnessed.seq) != witnessed.hash:
+            raise LedgerForked(f"entry {witnessed.seq} of the privacy ledger isn't the one that others have seen")
+
+    # -- setting up ----------------------------------------------------------------------------------------------
+
+    def create_policy(self, command: ledger.AddPolicy) -> None:
+        """Promise (ε, δ) for a population; totals of its atoms carry over."""
+        self._run([command])
+
+    def register_data_set(
+        self,
+        name: str,
+        *,
+        version: str,
+        contract: str,
+        unit: str,
+        epsilon: float,
+        delta: float,
+        units_declared: int,
+        declared_by: str,
+        entity_column: str = "",
+        held_out: bool = True,
+        held_out_public: bool = False,
+        epsilon_per_job: float | None = None,
+        cap_rows: int | None = None,
+        same_people_as: str | None = None,
+    ) -> None:
+        """Add a data set: its population, atoms, first version and policy, all of them or none.
+
+        With `same_people_as` the two data sets share population and atoms, so that they spend one budget, and the
+        given ε and δ are a further promise beside the one that exists.
+
+        Raises:
+            LedgerMisused: The name is taken, or `same_people_as` is unknown.
+        """
+        state = self.refresh()
+        if name in state.versions:
+            raise LedgerMisused(f"data set {name} is already in the privacy ledger")
+        commands: list[ledger.Command] = []
+        train: tuple[str, ...]
+        evaluate: tuple[str, ...]
+        if same_people_as is None:
+            population = name
+            train, evaluate = (f"{name}/train-1",), (f"{name}/held-out-1",)
+            commands.append(ledger.AddPopulation(population=population, entity_column=entity_column))
+            commands.append(
+                ledger.AddAtom(atom=train[0], population=population, use="train", rule="keyed hash of the unit's id")
+            )
+            if held_out and not held_out_public:
+                commands.append(
+                    ledger.AddAtom(
+                        atom=evaluate[0], population=population, use="evaluate", rule="keyed hash of the unit's id"
+                    )
+                )
+        else:
+            shared = newest_version(state, same_people_as)
+            population, train, evaluate = shared.population, shared.train, shared.evaluate
+            if state.populations[population].entity_column != entity_column:
+                raise LedgerMisused(f"{name} and {same_people_as} don't share an entity column, so not people either")
+        if held_out_public or not held_out:
+            evaluate = ()
+        commands.append(
+            ledger.AddPolicy(
+                policy=f"{name}-p1",
+                population=population,
+                unit=unit,
+                epsilon=epsilon,
+                delta=delta,
+                epsilon_per_job=epsilon_per_job,
+                cap_rows=cap_rows,
+                approved_by=(declared_by,),
+            )
+        )
+        commands.append(
+            ledger.AddVersion(
+                data_set=name,
+                version=version,
+                contract=contract,
+                population=population,
+                train=train,
+                evaluate=evaluate,
+                held_out_public=held_out_public,
+                units_declared=units_declared,
+                declared_by=declared_by,
+            )
+        )
+        self._run(commands)
+
+    def add_dataset_version(self, name: str, *, version: str, units_declared: int, declared_by: str) -> None:
+        """Record a new content of a data set. It stays in the atoms it had, so the budget stays what it was."""
+        newest = newest_version(self.refresh(), name)
+        self._run(
+            [
+                ledger.AddVersion(
+                    data_set=name,
+                    version=version,
+                    contract=newest.contract,
+                    population=newest.population,
+                    train=newest.train,
+                    evaluate=newest.evaluate,
+                    held_out_public=newest.held_out_public,
+                    units_declared=units_declared,
+                    declared_by=declared_by,
+                )
+            ]
+        )
+
+    # -- jobs ----------------------------------------------------------------------------------------------------
+
+    def reserve(self, job: str, digest: str, data_set: str, schedule: Schedule) -> JobFigures:
+        """Hold the whole schedule of a job's training, in all atoms and under all policies, or refuse.
+
+        Raises:
+            BudgetRefused, AtomExhausted, UnitInvalid, DeltaInvalid, EpsilonInvalid: Recorded in the ledger.
+        """
+        self._run([_reserve_training(job, digest, data_set, schedule)])
+        return self.job(job)
+
+    def reserve_evaluations(self, job: str, digest: str, data_set: str, schedule: EvaluationSchedule) -> JobFigures:
+        """Hold all charged evaluations of a job, on the held-out atoms, or refuse.
+
+        Raises:
+            As `reserve`.
+        """
+        self._run([self._reserve_evaluation(job, digest, data_set, schedule)])
+        return self.job(job, "evaluate")
+
+    def reserve_job(
+        self, job: str, digest: str, data_set: str, schedule: Schedule, evaluations: EvaluationSchedule | None
+    ) -> JobFigures:
+        """Hold training and evaluations of a job, both or neither.
+
+        Raises:
+            As `reserve`.
+        """
+        commands: list[ledger.Command] = [_reserve_training(job, digest, data_set, schedule)]
+        if evaluations is not None:
+            commands.append(self._reserve_evaluation(job, digest, data_set, evaluations))
+        self._run(commands)
+        return self.job(job)
+
+    def lease(self, job: str, round_number: int, steps: int, *, attempt: int = 0, use: Use = "train") -> Lease:
+        """Return a lease of `steps` steps, charged and durable: only now may a unit be sampled.
+
+        Raises:
+            LeaseRefused: Fewer steps are left, or the job is settled.
+            BudgetRefused: A policy made since doesn't cover them.
+            LedgerUnavailable: Nothing may be sampled.
+        """
+        name = ledger.reservation_name(job, use)
+        number = self._reservation(job, use).leases
+        written = self._run(
+            [ledger.TakeLease(reservation=name, number=number, steps=steps, round=round_number, attempt=attempt)]
+        )
+        if not written:
+            raise LedgerMisused(f"lease {number} of {name} was taken by another process at the same time")
+        entry = written[0]
+        return Lease(f"{name}/{number}", job, use, number, steps, round_number, attempt, entry.head, entry.id)
+
+    def used(self, lease: Lease) -> None:
+        """Record that every step of a lease was taken."""
+        self._end(lease, used=True)
+
+    def lost(self, lease: Lease) -> None:
+        """Record that a lease ended early. It stays spent."""
+        self._end(lease, used=False)
+
+    def lose_open_leases(self) -> int:
+        """Record every open lease as lost, and return how many. For the daemon's start, before anything trains."""
+        commands: list[ledger.Command] = [
+            ledger.EndLease(reservation=name, number=number, used=False)
+            for name, job in self.refresh().reservations.items()
+            for number in job.open
+        ]
+        self._run(commands)
+        return len(commands)
+
+    def settle(self, job: str, reason: str = "the job ended") -> None:
+        """Give back what was never leased, for training and evaluations. Open leases are lost. Idempotent."""
+        state = self.refresh()
+        names = [ledger.reservation_name(job, use) for use in ("train", "evaluate")]
+        known: list[ledger.Command] = [
+            ledger.SettleJob(reservation=name, reason=reason) for name in names if name in state.reservations
+        ]
+        if not known:
+            raise LedgerMisused(f"job {job} has no reservation in the privacy ledger")
+        self._run(known)
+
+    def charge(
+        self, charge: str, data_set: str, event: Event, *, purpose: str, use: Use = "train", count: int = 1
+    ) -> Entry | None:
+        """Charge single releases, before they are made. The same `charge` id again charges nothing: returns None.
+
+        Raises:
+            BudgetRefused: Not covered; nothing may be released.
+        """
+        command = ledger.ChargeOnce(
+            charge=charge, data_set=data_set, use=use, purpose=purpose, events={"local": event}, count=count
+        )
+        written = self._run([command])
+        return written[0] if written else None
+
+    def mark_unbounded(self, data_set: str, *, reason: str, job: str | None = None, use: Use = "train") -> None:
+        """Record that from now on no bound holds for the units of a data set (mechanism none, exact release)."""
+        self._run([ledger.MarkUnbounded(data_set=data_set, use=use, reason=reason, job=job)])
+
+    # -- figures -------------------------------------------------------------------------------------------------
+
+    def show(self, data_set: str) -> DataSetFigures:
+        """Return the budget of a data set."""
+        return data_set_figures(self.refresh(), data_set)
+
+    def job(self, job: str, use: Use = "train") -> JobFigures:
+        """Return what a job has done here."""
+        return job_figures(self._reservation(job, use))
+
+    def remaining_steps(self, job: str, use: Use = "train") -> int:
+        """Return how many steps the job can still lease; fewer than a round needs means `late(budget)`."""
+        return self._reservation(job, use).remaining
+
+    def audit_part(self, job: str, use: Use = "train") -> dict[str, object]:
+        """Return the `budget` part of an audit event about a job: ε of the job at this site so far, and the head."""
+        reservation = self._reservation(job, use)
+        version = newest_version(self._state, reservation.body.data_set)
+        policy = self._state.active_policies(version.population)[0]
+        figures: PolicyFigures = policy_figures(self._state, policy, reservation.body.atoms, use)
+        return {
+            "population": version.population,
+            "policy": policy.body.policy,
+            "trust": policy.body.trust,
+            "unit": policy.body.unit,
+            "eps_nano": nano(job_epsilon(reservation, reservation.leased)),
+            "delta_e15": round(reservation.body.delta * 1e15),
+            "steps": reservation.leased,
+            "lost_steps": reservation.lost,
+            "total_eps_nano": nano(figures.epsilon_spent),
+            "left_eps_nano": nano(figures.epsilon_left),
+            "head": {"seq": self._state.head.seq, "hash": f"sha256:{self._state.head.hash}"},
+        }
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _reserve_evaluation(self, job: str, digest: str, data_set: str, schedule: EvaluationSchedule) -> ledger.Reserve:
+        version = newest_version(self.refresh(), data_set)
+        policy = self._state.active_policies(version.population)[0]
+        return ledger.Reserve(
+            job=job,
+            digest=digest,
+            use="evaluate",
+            data_set=data_set,
+            unit=policy.body.unit,
+            epsilon=schedule.epsilon,
+            delta=schedule.delta,
+            events={"local": schedule.event},
+            steps=schedule.evaluations,
+        )
+
+    def _reservation(self, job: str, use: Use) -> Reservation:
+        found = self.refresh().reservations.get(ledger.reservation_name(job, use))
+        if found is None:
+            raise LedgerMisused(f"job {job} has no reservation in the privacy ledger")
+        return found
+
+    def _end(self, lease: Lease, *, used: bool) -> None:
+        name = ledger.reservation_name(lease.job, lease.use)
+        self._run([ledger.EndLease(reservation=name, number=lease.number, used=used)])
+
+    def _run(self, commands: Sequence[ledger.Command]) -> tuple[Entry, ...]:
+        """Return the entries of `commands`, durable, all of them or none; a refusal is recorded, then raised.
+
+        If one command is refused, those before it in the same call are undone and only the refusal is kept.
+        """
+        time = rfc3339(self._clock.now())
+
+        def work(connection: Connection) -> ledger.Step:
+            start = _catch_up(connection, self._state)
+            outcome = _all_or_refusal(start, commands, time, self._actor)
+            _append(connection, start, outcome)
+            return outcome
+
+        with self._lock:
+            outcome = transact(self._engine, work)
+            self._state = outcome.state
+        if outcome.refusal is not None:
+            raise outcome.refusal
+        return outcome.entries
+
+
+def _reserve_training(job: str, digest: str, data_set: str, schedule: Schedule) -> ledger.Reserve:
+    if isinstance(schedule.event, Gaussian) and schedule.event.noise_multiplier <= 0:
+        raise Unbounded(f"job {job} adds no noise")
+    return ledger.Reserve(
+        job=job,
+        digest=digest,
+        use="train",
+        data_set=data_set,
+        unit=schedule.unit.value,
+        epsilon=schedule.epsilon,
+        delta=schedule.delta,
+        events={"local": schedule.event},
+        steps=schedule.steps,
+    )
+
+
+def _all_or_refusal(start: State, commands: Iterable[ledger.Command], time: str, actor: str) -> ledger.Step:
+    state = start
+    written: tuple[Entry, ...] = ()
+    for command in commands:
+        outcome = ledger.step(state, command, time=time, actor=actor)
+        if outcome.refusal is not None:
+            return _only_refusal(start, outcome, time, actor)
+        state, written = outcome.state, (*written, *outcome.entries)
+    return ledger.Step(state, written)
+
+
+def _only_refusal(start: State, outcome: ledger.Step, time: str, actor: str) -> ledger.Step:
+    """Return the refusal's own entries, put after `start` in place of what the same call had done before."""
+    state = start
+    written: tuple[Entry, ...] = ()
+    for entry in outcome.entries:
+        moved = link(state.head, time=time, actor=actor, body=entry.body)
+        state, written = fold([moved], state), (*written, moved)
+    return ledger.Step(state, written, outcome.refusal)
+
+
+def _load(connection: Connection) -> State:
+    """Return the fold of all entries, once it equals the stored totals."""
+    rows = connection.execute(sa.select(ENTRIES.c.text, ENTRIES.c.hash).order_by(ENTRIES.c.seq))
+    state = fold(read_all((row.text, row.hash) for row in rows))
+    stored = {
+        (row.atom, row.policy): (row.charged, row.held) for row in connection.execute(sa.select(TOTALS)).fetchall()
+    }
+    if stored != {key: _as_text(total) for key, total in state.totals.items()}:
+        raise LedgerBroken("the totals of the privacy ledger aren't the sum of its entries")
+    return state
+
+
+def _catch_up(connection: Connection, state: State) -> State:
+    """Return `state` with the entries that others have appended since.
+
+    Raises:
+        LedgerBroken: The entry that `state` ends with is no longer there.
+    """
+    rows = connection.execute(
+        sa.select(ENTRIES.c.seq, ENTRIES.c.text, ENTRIES.c.hash)
+        .where(ENTRIES.c.seq >= state.head.seq)
+        .order_by(ENTRIES.c.seq)
+    ).fetchall()
+    if state.head.seq >= 0:
+        if not rows or rows[0].seq != state.head.seq or rows[0].hash != state.head.hash:
+            raise LedgerBroken(f"entry {state.head.seq} of the privacy ledger changed while it was in use")
+        rows = rows[1:]
+    return fold(read_all(((row.text, row.hash) for row in rows), state.head), state)
+
+
+def _append(connection: Connection, start: State, outcome: ledger.Step) -> None:
+    """Write the entries, and the totals that they changed."""
+    for entry in outcome.entries:
+        connection.execute(
+            sa.insert(ENTRIES).values(seq=entry.seq, hash=entry.hash, kind=entry.body.kind, text=entry.text)
+        )
+    for (atom, policy), total in _changed(start.totals, outcome.state.totals).items():
+        charged, held = _as_text(total)
+        here = (TOTALS.c.atom == atom) & (TOTALS.c.policy == policy)
+        if (atom, policy) in start.totals:
+            connection.execute(sa.update(TOTALS).where(here).values(charged=charged, held=held))
+        else:
+            connection.execute(sa.insert(TOTALS).values(atom=atom, policy=policy, charged=charged, held=held))
+
+
+def _changed(
+    before: Mapping[tuple[str, str], Total], after: Mapping[tuple[str, str], Total]
+) -> dict[tuple[str, str], Total]:
+    return {key: total for key, total in after.items() if before.get(key) != total}
+
+
+def _as_text(total: Total) -> tuple[str, str]:
+    return " ".join(map(str, total.charged)), " ".join(map(str, total.held))
