@@ -1,1 +1,1 @@
-"""`models`: see the README of this folder for what lives here."""
+"""The architectures that a plan may name: shapes and first values without torch, modules with it."""
