@@ -6,6 +6,7 @@ normaliser.
 """
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import cast
 
 import numpy as np
@@ -36,7 +37,7 @@ class Mlp(nn.Module):
     def __init__(self, width: int, hidden: tuple[int, ...], activation: str, outputs: int) -> None:
         super().__init__()
         widths = (width, *hidden)
-        self.layers = nn.ModuleList(nn.Linear(left, right) for left, right in zip(widths, widths[1:], strict=False))
+        self.layers = nn.ModuleList(nn.Linear(left, right) for left, right in pairwise(widths))
         self.activation = nn.ReLU() if activation == "relu" else nn.Tanh()
         self.output = nn.Linear(widths[-1], outputs)
 
