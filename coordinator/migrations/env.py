@@ -2,8 +2,10 @@
 
 from alembic import context
 
-from coordinator import tables
+from coordinator import membership_tables, tables
 
-context.configure(connection=context.config.attributes["connection"], target_metadata=tables.metadata)
+context.configure(
+    connection=context.config.attributes["connection"], target_metadata=[tables.metadata, membership_tables.metadata]
+)
 with context.begin_transaction():
     context.run_migrations()
