@@ -127,6 +127,7 @@ LINK: Final = _rows(  # CFD-L..  the link between site and coordinator
     ("CFD-L26", 1, "the other side met an error of its own", "none: it is tried again; the other side's log has it"),
     ("CFD-L28", 2, "a proxy variable can't be understood", "write it as http://HOST:PORT"),
     ("CFD-L29", 2, "an address can't be understood", "write it as https://HOST:PORT"),
+    ("CFD-L30", 78, "the link's address can't be listened on", "stop what uses the port, or change `link.listen`"),
 )
 PLAN: Final = _rows(  # CFD-P..  the plan, the contract as a document, strategies
     ("CFD-P01", 2, "the plan can't be read", "correct the document; `confide job init` prints one that works"),
@@ -260,6 +261,22 @@ JOB: Final = _rows(
         "the plan asks for something that this coordinator doesn't run",
         "see the named line of the plan",
     ),
+    (
+        "CFD-J20",
+        2,
+        "the request to the API is malformed or too large",
+        "see the API's description at /api/v1/openapi.json",
+    ),
+    (
+        "CFD-J21",
+        3,
+        "the API doesn't know who is asking",
+        "use the token file that `confide coordinator user add` wrote",
+    ),
+    ("CFD-J22", 4, "the person's role doesn't allow this", "ask somebody with the role, or for the role"),
+    ("CFD-J23", 3, "the coordinator's API doesn't answer", "start it with `confide coordinator serve`, or set --api"),
+    ("CFD-J24", 2, "it isn't clear who submits", "name the person: --as NAME, or --key FILE and --token-file FILE"),
+    ("CFD-J25", 1, "a result doesn't verify", "ask the coordinator for it again; use no model that doesn't verify"),
 )
 
 # CFD-R40 and on: what a site answers to an offer, a phase or its own operator.

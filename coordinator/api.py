@@ -1,0 +1,426 @@
+"""The coordinator's REST API, `/api/v1`: what the `job` commands, programs and later the console call. A thin edge.
+
+Rules: one table (`PERMISSIONS`) says who may call what; every error is a problem document of RFC 9457 with
+our code, hint and exit status; bodies are bounded before they are read; nothing here decides anything about a job.
+The listener is on loopback unless the configuration says otherwise, and speaks plain HTTP: put a TLS-terminating
+proxy in front of it to reach it from elsewhere.
+"""
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from fastapi import Depends, FastAPI, Header, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException as StarletteHttpException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from coordinator.api_views import ResolvedView, SubmittedView, WhyView
+from coordinator.service import CoordinatorService
+from coordinator.views import EventView, JobView, PreviewView, ResultView, SiteView, ValidationView
+from federation.errors import (
+    ConfideError,
+    ConfigurationWrong,
+    InvalidInput,
+    NotAuthenticated,
+    OutOfOrder,
+    PolicyRefused,
+    TimedOut,
+    Unreachable,
+)
+from federation.messages import HexBytes
+
+PREFIX: Final = "/api/v1"
+MAX_REQUEST_BYTES: Final = 4 << 20
+WATCH_WAIT_S: Final = 15.0
+
+
+class Role(StrEnum):
+    """What a person may do at the coordinator."""
+
+    COORDINATOR = "coordinator"
+    COMPLIANCE = "compliance"
+    VIEWER = "viewer"
+
+
+class Caller(BaseModel):
+    """A person who showed a token."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    roles: frozenset[Role]
+
+
+ANYONE: Final = frozenset(Role)
+LAUNCHERS: Final = frozenset({Role.COORDINATOR})
+# Who may call what: the only place where a role is asked for.
+PERMISSIONS: Final[dict[str, frozenset[Role]]] = {
+    "validate": LAUNCHERS,
+    "resolve": LAUNCHERS,
+    "preview": LAUNCHERS,
+    "submit": LAUNCHERS,
+    "list": ANYONE,
+    "show": ANYONE,
+    "why": ANYONE,
+    "events": ANYONE,
+    "watch": ANYONE,
+    "pause": LAUNCHERS,
+    "resume": LAUNCHERS,
+    "cancel": LAUNCHERS,
+    "retry": LAUNCHERS,
+    "result": frozenset({Role.COORDINATOR, Role.COMPLIANCE}),
+    "file": frozenset({Role.COORDINATOR, Role.COMPLIANCE}),
+    "sites": ANYONE,
+}
+
+
+class Request_(BaseModel):  # noqa: N801 (FastAPI's own `Request` is imported here)
+    """A request body: frozen, unknown fields refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class PlanRequest(Request_):
+    """A plan as its author wrote it, with the contract where the author has it."""
+
+    plan: Annotated[str, Field(max_length=1 << 20)]
+    contract: Annotated[str, Field(max_length=1 << 20)] | None = None
+    sites: tuple[str, ...] | None = Field(default=None, max_length=4096)
+
+
+class SubmitRequest(Request_):
+    """A resolved plan's canonical bytes (hex) and its submitter's signature."""
+
+    plan: HexBytes
+    signature: HexBytes | None = None
+    contract: Annotated[str, Field(max_length=1 << 20)] | None = None
+    priority: Annotated[int, Field(ge=0, le=100)] | None = None
+
+
+class CancelRequest(Request_):
+    """Why a job is cancelled."""
+
+    reason: Annotated[str, Field(max_length=300)] = ""
+
+
+class RetryRequest(Request_):
+    """The round whose released predecessor a new job begins with."""
+
+    from_round: Annotated[int, Field(ge=0, le=1_000_000)]
+
+
+def _status(error: ConfideError) -> int:
+    by_code = {"CFD-J01": 409, "CFD-J02": 404, "CFD-J05": 409, "CFD-J09": 409}
+    if error.code in by_code:
+        return by_code[error.code]
+    by_kind: tuple[tuple[type[ConfideError], int], ...] = (
+        (InvalidInput, 422),
+        (NotAuthenticated, 401),
+        (PolicyRefused, 403),
+        (OutOfOrder, 409),
+        (Unreachable, 503),
+        (TimedOut, 504),
+    )
+    return next((status for kind, status in by_kind if isinstance(error, kind)), 500)
+
+
+def problem(
+    status: int, *, code: str, detail: str, hint: str = "", exit_status: int = 1, reference: str = ""
+) -> JSONResponse:
+    """Return a problem document (RFC 9457)."""
+    body = {
+        "type": f"urn:confide:error:{code}",
+        "title": code,
+        "status": status,
+        "detail": detail,
+        "code": code,
+        "hint": hint,
+        "exit_status": exit_status,
+        "reference": reference,
+    }
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    return JSONResponse(body, status_code=status, media_type="application/problem+json", headers=headers)
+
+
+class _BoundedBody:
+    """Refuse a request whose body is larger than `limit_bytes`, announced or not, before more of it is read."""
+
+    def __init__(self, app: ASGIApp, limit_bytes: int) -> None:
+        self._app = app
+        self._limit = limit_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+        if not announced.isdigit() or int(announced) > self._limit:
+            await self._refuse(scope, receive, send)
+            return
+        seen = 0
+
+        async def bounded() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > self._limit:
+                raise StarletteHttpException(413)
+            return message
+
+        await self._app(scope, bounded, send)
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        text = f"the request body is larger than {self._limit} bytes"
+        await problem(413, code="CFD-J20", detail=text, hint="send less", exit_status=2)(scope, receive, send)
+
+
+def _bearer(authorization: str | None) -> str:
+    scheme, _, token = (authorization or "").partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise NotAuthenticated("CFD-J21", "the request shows no token")
+    return token.strip()
+
+
+def _permission(act: str, authenticate: Callable[[str], Caller | None]) -> Any:
+    allowed = PERMISSIONS[act]
+
+    def check(authorization: Annotated[str | None, Header()] = None) -> Caller:
+        caller = authenticate(_bearer(authorization))
+        if caller is None:
+            raise NotAuthenticated("CFD-J21", "the token is not known here, or was withdrawn")
+        if not caller.roles & allowed:
+            roles = ", ".join(sorted(allowed))
+            raise PolicyRefused("CFD-J22", f"{caller.name} may not {act}: it takes the role {roles}")
+        return caller
+
+    return Depends(check)
+
+
+def _events(service: CoordinatorService, job: str, after: int) -> Iterator[bytes]:
+    """Yield server-sent events of a job until it has ended; a comment line keeps an idle connection alive."""
+    while True:
+        found = service.watch(job, after=after, wait_s=WATCH_WAIT_S)
+        for event in found:
+            after = event.number
+            data = json.dumps(event.model_dump(mode="json"), separators=(",", ":"))
+            yield f"id: {event.number}\nevent: {event.name}\ndata: {data}\n\n".encode()
+        if not found:
+            yield b": still here\n\n"
+        if service.show(job).state in ("completed", "failed", "cancelled") and not service.events(job, after=after):
+            return
+
+
+def _contract(text: str | None) -> bytes | None:
+    return None if text is None else text.encode("utf-8")
+
+
+def create_app(service: CoordinatorService, authenticate: Callable[[str], Caller | None]) -> FastAPI:
+    """Return the API over `service`; `authenticate` tells who shows a token, or None."""
+    app = FastAPI(
+        title="Confide coordinator", version="1", openapi_url=f"{PREFIX}/openapi.json", docs_url=None, redoc_url=None
+    )
+    app.add_middleware(_BoundedBody, limit_bytes=MAX_REQUEST_BYTES)
+    _add_errors(app)
+    _add_health(app, service)
+    _add_plans(app, service, authenticate)
+    _add_jobs(app, service, authenticate)
+    _add_results(app, service, authenticate)
+    return app
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(ConfideError)
+    def ours(_request: Request, error: ConfideError) -> JSONResponse:
+        return problem(
+            _status(error),
+            code=error.code,
+            detail=error.message,
+            hint=error.hint,
+            exit_status=error.exit_status,
+            reference=error.reference,
+        )
+
+    @app.exception_handler(RequestValidationError)
+    def malformed(_request: Request, error: RequestValidationError) -> JSONResponse:
+        places = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:5])
+        return problem(422, code="CFD-J20", detail=f"the request is malformed: {places}", exit_status=2)
+
+    @app.exception_handler(StarletteHttpException)
+    def http(_request: Request, error: StarletteHttpException) -> JSONResponse:
+        return problem(error.status_code, code="CFD-J20", detail=str(error.detail), exit_status=2)
+
+
+def _add_health(app: FastAPI, service: CoordinatorService) -> None:
+    @app.get("/healthz", include_in_schema=False)
+    def healthz() -> dict[str, str]:
+        return {"status": "alive"}
+
+    @app.get("/readyz", include_in_schema=False)
+    def readyz() -> JSONResponse:
+        # What is wrong is for the log and the people with a token; a stranger learns yes or no.
+        ready = not service.ready()
+        return JSONResponse({"status": "ready" if ready else "not ready"}, status_code=200 if ready else 503)
+
+
+def _add_plans(app: FastAPI, service: CoordinatorService, authenticate: Callable[[str], Caller | None]) -> None:
+    @app.post(f"{PREFIX}/plans/validate", dependencies=[_permission("validate", authenticate)])
+    def validate(body: PlanRequest) -> ValidationView:
+        return service.validate(body.plan.encode(), contract=_contract(body.contract))
+
+    @app.post(f"{PREFIX}/plans/resolve", dependencies=[_permission("resolve", authenticate)])
+    def resolve(body: PlanRequest) -> ResolvedView:
+        found = service.resolve(body.plan.encode(), contract=_contract(body.contract))
+        return ResolvedView(plan=found.data.hex(), digest=found.digest, contract=found.contract.decode("utf-8"))
+
+    @app.post(f"{PREFIX}/plans/preview", dependencies=[_permission("preview", authenticate)])
+    def preview(body: PlanRequest) -> tuple[PreviewView, ...]:
+        return service.previews(body.plan.encode(), body.sites, contract=_contract(body.contract))
+
+    @app.get(f"{PREFIX}/sites", dependencies=[_permission("sites", authenticate)])
+    def sites() -> tuple[SiteView, ...]:
+        return service.sites()
+
+
+def _add_jobs(app: FastAPI, service: CoordinatorService, authenticate: Callable[[str], Caller | None]) -> None:
+    @app.post(f"{PREFIX}/jobs", status_code=201)
+    def submit(
+        body: SubmitRequest,
+        caller: Annotated[Caller, _permission("submit", authenticate)],
+        idempotency_key: Annotated[str | None, Header(max_length=128)] = None,
+    ) -> SubmittedView:
+        job, new = service.submit(
+            bytes.fromhex(body.plan),
+            submitter=caller.name,
+            signature=None if body.signature is None else bytes.fromhex(body.signature),
+            contract=_contract(body.contract),
+            priority=body.priority,
+            idempotency_key=idempotency_key,
+        )
+        return SubmittedView(new=new, job=job)
+
+    @app.get(f"{PREFIX}/jobs", dependencies=[_permission("list", authenticate)])
+    def list_jobs(
+        state: Annotated[list[str] | None, Query(max_length=16)] = None,
+        before: Annotated[int | None, Query(ge=0)] = None,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    ) -> tuple[JobView, ...]:
+        return service.list_jobs(state, before=before, limit=limit)
+
+    @app.get(f"{PREFIX}/jobs/{{job}}", dependencies=[_permission("show", authenticate)])
+    def show(job: str) -> JobView:
+        return service.show(job)
+
+    @app.get(f"{PREFIX}/jobs/{{job}}/why", dependencies=[_permission("why", authenticate)])
+    def why(job: str) -> WhyView:
+        return WhyView(job=job, why=service.why(job))
+
+    @app.get(f"{PREFIX}/jobs/{{job}}/events", dependencies=[_permission("events", authenticate)])
+    def events(
+        job: str,
+        after: Annotated[int, Query(ge=0)] = 0,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 500,
+    ) -> tuple[EventView, ...]:
+        return service.events(job, after=after, limit=limit)
+
+    @app.get(f"{PREFIX}/jobs/{{job}}/watch", dependencies=[_permission("watch", authenticate)])
+    def watch(job: str, last_event_id: Annotated[int, Header(ge=0)] = 0) -> StreamingResponse:
+        service.show(job)  # an unknown job is an error now, not in the middle of a stream
+        return StreamingResponse(
+            _events(service, job, last_event_id),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+        )
+
+    @app.post(f"{PREFIX}/jobs/{{job}}/pause")
+    def pause(job: str, caller: Annotated[Caller, _permission("pause", authenticate)]) -> JobView:
+        return service.pause(job, caller.name)
+
+    @app.post(f"{PREFIX}/jobs/{{job}}/resume")
+    def resume(job: str, caller: Annotated[Caller, _permission("resume", authenticate)]) -> JobView:
+        return service.resume(job, caller.name)
+
+    @app.post(f"{PREFIX}/jobs/{{job}}/cancel")
+    def cancel(
+        job: str, body: CancelRequest, caller: Annotated[Caller, _permission("cancel", authenticate)]
+    ) -> JobView:
+        return service.cancel(job, caller.name, body.reason)
+
+    @app.post(f"{PREFIX}/jobs/{{job}}/retry", dependencies=[_permission("retry", authenticate)])
+    def retry(job: str, body: RetryRequest) -> ResolvedView:
+        found = service.resolve_retry(job, body.from_round)
+        return ResolvedView(plan=found.data.hex(), digest=found.digest, contract=found.contract.decode("utf-8"))
+
+
+def _add_results(app: FastAPI, service: CoordinatorService, authenticate: Callable[[str], Caller | None]) -> None:
+    @app.get(f"{PREFIX}/jobs/{{job}}/result", dependencies=[_permission("result", authenticate)])
+    def result(job: str) -> ResultView:
+        found = service.result_files(job)
+        # Where a file lies on the coordinator is nobody else's business.
+        files = tuple(file.model_copy(update={"path": ""}) for file in found.files)
+        return found.model_copy(update={"files": files})
+
+    @app.get(f"{PREFIX}/jobs/{{job}}/result/{{name}}", dependencies=[_permission("file", authenticate)])
+    def file(job: str, name: str) -> FileResponse:
+        # The name is looked up in the result's list, never joined to a folder.
+        for item in service.result_files(job).files:
+            if item.name == name:
+                return FileResponse(Path(item.path), media_type="application/octet-stream", filename=name)
+        raise InvalidInput("CFD-J02", f"job {job} has no result file of that name")
+
+
+class ApiServer:
+    """The API on its own listener, in a thread of this process."""
+
+    def __init__(self, app: FastAPI, *, host: str, port: int) -> None:
+        import uvicorn
+
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                host=host,
+                port=port,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=3,
+                h11_max_incomplete_event_size=64 << 10,
+            )
+        )
+        self._thread: threading.Thread | None = None
+        self._host, self._port = host, port
+
+    def _run(self, listener: socket.socket) -> None:
+        self._server.run(sockets=[listener])
+
+    def start(self) -> int:
+        """Listen and serve; return the port.
+
+        Raises:
+            ConfigurationWrong: The port is in use or not ours to take; nothing was started.
+        """
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((self._host, self._port))
+        except OSError as error:
+            listener.close()
+            text = f"the API can't listen on {self._host} port {self._port}: {error.strerror}"
+            raise ConfigurationWrong("CFD-J13", text, hint="set api.listen in coordinator.yaml") from None
+        self._thread = threading.Thread(target=self._run, args=(listener,), name="api", daemon=True)
+        self._thread.start()
+        port: int = listener.getsockname()[1]
+        return port
+
+    def stop(self) -> None:
+        """Stop serving; requests in work get three seconds."""
+        self._server.should_exit = True
+        if self._thread is not None:
+            self._thread.join(timeout=10)
