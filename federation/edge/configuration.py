@@ -40,6 +40,11 @@ def environment() -> Mapping[str, str]:
     return os.environ  # noqa: TID251 (the edge that the ban points to)
 
 
+def set_variables(values: Mapping[str, str]) -> None:
+    """Set environment variables of this process, which its children inherit; for switches that libraries read."""
+    os.environ.update(values)  # noqa: TID251 (the edge that the ban points to)
+
+
 def resolve_home(role: Role, flag: str | None, *, variables: Mapping[str, str] | None = None) -> Path:
     """Return the home of `role`: `flag`, else ``CONFIDE_HOME``, else the XDG place.
 

@@ -1,0 +1,376 @@
+"""The seam to Flower: what is switched off before it is imported, conversions, messages, and its robust means.
+
+`flwr` is imported inside functions only, and only after `quieten_flower` has switched off telemetry and the update
+check in this process (children inherit it); without that, every function here refuses. Only flwr's public packages
+are used (`flwr.app`, `flwr.clientapp`, `flwr.serverapp`).
+
+Messages carry explicit metadata: a bare `Message(...)` would take its run from a global of the process, and one
+coordinator runs many jobs at once. Of a strategy only the aggregation is called, on updates that
+`tensors.check_update` has let in: flwr compares key names only, would broadcast shapes and let NaN through. Its own
+round loop, sampling, waiting and differential-privacy strategies are never used.
+"""
+
+import hashlib
+import logging
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from federation.edge import configuration
+from federation.errors import InvalidInput, OutOfOrder, PeerMisbehaved
+from federation.messages import Body, MessageRefused, Phase, decode_body, encode_body, kind_of
+from federation.plan_fields import (
+    Bulyan,
+    FedAvg,
+    FedMedian,
+    FedTrimmedAvg,
+    Krum,
+    MeanStrategy,
+    MultiKrum,
+    RobustStrategy,
+    Server,
+)
+from federation.tensor_file import Array, Manifest, TensorFile, TensorWriter, windows, write_tensors
+from federation.tensors import UpdateRefused, cast_once
+
+SWITCHES: Final[Mapping[str, str]] = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+_ARRAYS: Final = "arrays"
+_METRICS: Final = "metrics"
+_WEIGHT: Final = "num-examples"
+_BODY: Final = "body"
+_LOGGERS: Final = ("flwr", "flwr-telemetry")
+_MESSAGE_TYPES: Final[Mapping[Phase, str]] = {Phase.TRAIN: "train", Phase.EVALUATE: "evaluate"}
+
+
+def quiet_variables(home: Path) -> dict[str, str]:
+    """Return the variables that keep Flower and Ray silent and inside `home`; for this process or a child's."""
+    return {**SWITCHES, "FLWR_HOME": str(home / "flower")}
+
+
+def quieten_flower(home: Path) -> None:
+    """Switch off telemetry and the update check and keep Flower's files inside `home`; before the first import.
+
+    Raises:
+        OutOfOrder: Flower was imported before, so that its telemetry may be on.
+    """
+    if "flwr" in sys.modules and not _is_quiet():
+        raise OutOfOrder("CFD-G01", "flwr was imported before its telemetry was switched off")
+    configuration.set_variables(quiet_variables(home))
+
+
+def _is_quiet() -> bool:
+    found = configuration.environment()
+    return all(found.get(name) == value for name, value in SWITCHES.items())
+
+
+def _app() -> Any:
+    """Return `flwr.app`, without the handlers that print to standard error."""
+    if not _is_quiet():
+        raise OutOfOrder("CFD-G01", "flwr may not be imported before quieten_flower")
+    first = "flwr" not in sys.modules
+    import flwr.app
+
+    if first:
+        _silence_loggers()
+    return flwr.app
+
+
+def _silence_loggers() -> None:
+    """Remove flwr's own handlers: they print metrics, node ids and error texts. The process's log reduces the rest."""
+    for name in _LOGGERS:
+        logger = logging.getLogger(name)
+        for handler in list(logger.handlers):
+            logger.removeHandler(handler)
+        logger.propagate = True
+
+
+def load_server() -> Any:
+    """Return `flwr.serverapp`, quiet."""
+    _app()
+    import flwr.serverapp
+
+    _silence_loggers()
+    return flwr.serverapp
+
+
+def load_client() -> Any:
+    """Return `flwr.clientapp`, quiet."""
+    _app()
+    import flwr.clientapp
+
+    _silence_loggers()
+    return flwr.clientapp
+
+
+# --- names ----------------------------------------------------------------------------------------------------
+
+
+def number_of(name: str) -> int:
+    """Return the positive 63-bit integer that stands for a job or a site where Flower wants a number."""
+    return int.from_bytes(hashlib.sha256(b"confide-flower/v1\n" + name.encode("utf-8")).digest()[:8], "big") >> 1 or 1
+
+
+def numbers_of(names: Iterable[str]) -> dict[int, str]:
+    """Return number → name.
+
+    Raises:
+        InvalidInput: Two names share a number; one of them has to be another.
+    """
+    result: dict[int, str] = {}
+    for name in sorted(set(names)):
+        number = number_of(name)
+        if number in result:
+            raise InvalidInput("CFD-P04", f"{result[number]} and {name} share a number; rename one of them")
+        result[number] = name
+    return result
+
+
+def message_type_of(phase: Phase) -> str:
+    """Return Flower's message type for a phase of a round."""
+    return _MESSAGE_TYPES[phase]
+
+
+# --- conversions ----------------------------------------------------------------------------------------------
+
+
+def arrays_to_record(arrays: Mapping[str, Array]) -> Any:
+    """Return an `ArrayRecord` with `arrays`, whose types were checked when they became a manifest."""
+    app = _app()
+    Manifest.of_arrays(arrays)
+    return app.ArrayRecord({name: app.Array(np.ascontiguousarray(array)) for name, array in arrays.items()})
+
+
+def record_to_arrays(record: Any, manifest: Manifest) -> dict[str, Array]:
+    """Return the arrays of an `ArrayRecord`, each decoded once, if they have exactly the layout of `manifest`.
+
+    Raises:
+        PeerMisbehaved: Another set of names, another type or shape, or an array that can't be decoded.
+    """
+    if set(record) != set(manifest.names):
+        raise PeerMisbehaved("CFD-R03", "the record doesn't hold the tensors of the model")
+    arrays: dict[str, Array] = {}
+    for name, spec in manifest.tensors:
+        try:
+            array = record[name].numpy()
+        except (TypeError, ValueError, OSError, EOFError):
+            raise PeerMisbehaved("CFD-R03", f"tensor {name} can't be decoded") from None
+        if array.shape != spec.shape or array.dtype != spec.numpy:
+            raise PeerMisbehaved(
+                "CFD-R03", f"tensor {name} is {array.dtype} {array.shape}, expected {spec.numpy} {spec.shape}"
+            )
+        arrays[name] = array
+    return arrays
+
+
+def body_to_content(message: Body) -> Any:
+    """Return a `RecordDict` that carries a protocol message: its kind as the record's name, its canonical bytes."""
+    app = _app()
+    return app.RecordDict({kind_of(message): app.ConfigRecord({_BODY: encode_body(message)})})
+
+
+def content_to_body(content: Any, *, kind: str) -> Body:
+    """Return the protocol message of `kind` in a `RecordDict`.
+
+    Raises:
+        PeerMisbehaved: It holds anything else.
+    """
+    records = dict(content)
+    record = records.get(kind)
+    data = record.get(_BODY) if isinstance(record, _app().ConfigRecord) else None
+    if len(records) != 1 or not isinstance(data, bytes):
+        raise PeerMisbehaved("CFD-R02", f"a message of kind {kind} was expected")
+    try:
+        return decode_body(kind, data)
+    except MessageRefused as problem:
+        raise PeerMisbehaved("CFD-R02", str(problem)) from None
+
+
+# --- messages -------------------------------------------------------------------------------------------------
+
+
+def build_message(
+    content: Any,
+    *,
+    job: str,
+    source: int,
+    destination: int,
+    message_id: str,
+    group: str,
+    message_type: str,
+    created_at_s: float,
+    ttl_s: float,
+    reply_to: str = "",
+) -> Any:
+    """Return a Flower `Message` whose metadata come from the arguments alone, never from a global of the process.
+
+    Args:
+        content: A `RecordDict`.
+        job: The job, which is Flower's run.
+        source: Number of the sending node; see `number_of`.
+        destination: Number of the receiving node.
+        message_id: The federation-wide id.
+        group: The round and attempt, as text.
+        message_type: ``train``, ``evaluate`` or ``query.NAME``.
+        created_at_s: Seconds since 1970, from the caller's clock.
+        ttl_s: Seconds until the phase's deadline.
+        reply_to: The id of the message that this one answers.
+    """
+    app = _app()
+    metadata = app.Metadata(
+        run_id=number_of(job),
+        message_id=message_id,
+        src_node_id=source,
+        dst_node_id=destination,
+        reply_to_message_id=reply_to,
+        group_id=group,
+        created_at=created_at_s,
+        ttl=ttl_s,
+        message_type=message_type,
+    )
+    return app.Message(content=content, metadata=metadata)
+
+
+def build_reply(message: Any, content: Any, *, message_id: str, created_at_s: float) -> Any:
+    """Return the `Message` that answers `message`, with what is left of its time to live."""
+    asked = message.metadata
+    app = _app()
+    metadata = app.Metadata(
+        run_id=asked.run_id,
+        message_id=message_id,
+        src_node_id=asked.dst_node_id,
+        dst_node_id=asked.src_node_id,
+        reply_to_message_id=asked.message_id,
+        group_id=asked.group_id,
+        created_at=created_at_s,
+        ttl=max(0.0, asked.ttl - (created_at_s - asked.created_at)),
+        message_type=asked.message_type,
+    )
+    return app.Message(content=content, metadata=metadata)
+
+
+def context_for(job: str, site: str) -> Any:
+    """Return an empty `Context` of a site in a job; state is kept in our own store, not in Flower's."""
+    app = _app()
+    return app.Context(
+        run_id=number_of(job), node_id=number_of(site), node_config={}, state=app.RecordDict({}), run_config={}
+    )
+
+
+# --- strategies that need each site's own update --------------------------------------------------------------
+
+
+def mean_strategy(server: Server) -> MeanStrategy:
+    """Return the server step of a plan's strategy: its own, or FedAvg's for a robust one, whose result is a mean."""
+    return FedAvg() if isinstance(server, RobustStrategy) else server
+
+
+def robust_mean(
+    strategy: RobustStrategy,
+    updates: Mapping[str, Path],
+    weights: Mapping[str, int],
+    manifest: Manifest,
+    out: Path,
+    *,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write what flwr's own `strategy` makes of the sites' updates, computed in binary64 and cast once.
+
+    FedMedian and FedTrimmedAvg work by coordinate, so one tensor of all sites is in memory at a time; Krum, MultiKrum
+    and Bulyan compare whole updates and hold all of them.
+
+    Args:
+        strategy: With its parameters.
+        updates: Site id → update, already checked by `tensors.check_update`.
+        weights: Site id → public positive integer.
+        manifest: That of the model.
+        out: The tensor file to write, whole or not at all.
+        metadata: Of the file.
+
+    Raises:
+        InvalidInput: Too few updates for the strategy.
+        UpdateRefused: A file no longer fits the manifest.
+        NotFinite: The result isn't a number; `out` isn't written.
+    """
+    floats = manifest.floats
+    sites = sorted(updates, key=lambda site: site.encode("utf-8"))
+    _require_enough(strategy, len(sites))
+    if isinstance(strategy, FedMedian | FedTrimmedAvg):
+        with TensorWriter(out, floats, metadata=metadata) as writer:
+            for name, spec in floats.tensors:
+                tensors = [{name: _wide(updates[site], floats, site, name)} for site in sites]
+                wide = _aggregate(strategy, sites, tensors, weights)[name].reshape(-1)
+                for start, stop in windows(spec):
+                    writer.write(name, start, cast_once(wide[start:stop], spec, name))
+        return
+    whole = [{name: _wide(updates[site], floats, site, name) for name in floats.names} for site in sites]
+    result = _aggregate(strategy, sites, whole, weights)
+    arrays = {name: cast_once(result[name], spec, name).reshape(spec.shape) for name, spec in floats.tensors}
+    write_tensors(out, arrays, metadata=metadata)
+
+
+def _require_enough(strategy: RobustStrategy, count: int) -> None:
+    match strategy:
+        case Krum(num_malicious_nodes=f) | MultiKrum(num_malicious_nodes=f):
+            needed = 2 * f + 3
+        case Bulyan(num_malicious_nodes=f):
+            needed = 4 * f + 3
+        case _:
+            needed = 1
+    if count < needed:
+        raise InvalidInput("CFD-P04", f"{strategy.strategy} needs {needed} updates, {count} arrived")
+
+
+def _wide(path: Path, floats: Manifest, site: str, name: str) -> Array:
+    with TensorFile(path) as update:
+        if name not in update.manifest or update.manifest[name] != floats[name]:
+            raise UpdateRefused(site, f"tensor {name} no longer fits the model")
+        return update.read(name).astype(np.float64)
+
+
+def _aggregate(
+    strategy: RobustStrategy,
+    sites: Sequence[str],
+    updates: Sequence[Mapping[str, Array]],
+    weights: Mapping[str, int],
+) -> dict[str, Array]:
+    app = _app()
+    replies = [
+        build_message(
+            app.RecordDict({_ARRAYS: arrays_to_record(update), _METRICS: app.MetricRecord({_WEIGHT: weights[site]})}),
+            job="aggregation",
+            source=number_of(site),
+            destination=1,
+            message_id=site,
+            group="0",
+            message_type="train",
+            created_at_s=0.0,
+            ttl_s=1.0,
+        )
+        for site, update in zip(sites, updates, strict=True)
+    ]
+    arrays, _ = _flower_strategy(strategy).aggregate_train(1, replies)
+    if arrays is None:
+        raise InvalidInput("CFD-P04", f"{strategy.strategy} gave no result for {len(sites)} updates")
+    return {name: array.numpy() for name, array in arrays.items()}
+
+
+def _flower_strategy(strategy: RobustStrategy) -> Any:
+    known = load_server().strategy
+    match strategy:
+        case Krum(num_malicious_nodes=f):
+            return known.Krum(num_malicious_nodes=f)
+        case MultiKrum(num_malicious_nodes=f, num_nodes_to_select=m):
+            return known.MultiKrum(num_malicious_nodes=f, num_nodes_to_select=m)
+        case Bulyan(num_malicious_nodes=f):
+            return known.Bulyan(num_malicious_nodes=f)
+        case FedMedian():
+            return known.FedMedian()
+        case FedTrimmedAvg(beta=beta):
+            return known.FedTrimmedAvg(beta=beta)
