@@ -1,1 +1,1 @@
-"""`audit`: see the README of this folder for what lives here."""
+"""`audit`: the signed, append-only log of who used which data, for what, under whose approval, at what privacy cost."""

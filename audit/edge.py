@@ -1,0 +1,81 @@
+"""Where `audit` meets the machine: clock, environment, accounts, file systems. The one module that asks for them."""
+
+import os
+import pwd
+import time
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+NETWORK_FILE_SYSTEMS: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "lustre"})
+
+
+class SystemClock:
+    """The clock of this machine."""
+
+    def now(self) -> datetime:
+        """Return the wall time in UTC."""
+        return datetime.now(UTC)  # noqa: TID251 (the edge that the ban points to)
+
+    def monotonic_s(self) -> float:
+        """Return seconds on a clock that never jumps."""
+        return time.monotonic()
+
+
+def environment(name: str) -> str:
+    """Return an environment variable, empty where it isn't set."""
+    return os.environ.get(name, "")  # noqa: TID251 (the edge that the ban points to)
+
+
+def account() -> str:
+    """Return the name of the operating-system account that runs this process."""
+    number = os.getuid()
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"uid-{number}"
+
+
+def host() -> str:
+    """Return this machine's name, by which a copied home is told from the original."""
+    return os.uname().nodename
+
+
+def clock_is_synchronised() -> bool:
+    """Return whether the system's time service says that the clock is synchronised."""
+    return Path("/run/systemd/timesync/synchronized").exists()
+
+
+def software_version() -> str:
+    """Return the version of the installed distribution, or `source` when run from a checkout."""
+    try:
+        return metadata.version("confide")
+    except metadata.PackageNotFoundError:
+        return "source"
+
+
+def network_file_system(path: Path, mounts: str | None = None) -> str:
+    """Return the type of the network file system that `path` lies on, empty for a local one.
+
+    Locks and syncs on a network or user-space file system don't promise what the log needs.
+
+    Args:
+        path: An existing folder.
+        mounts: The text of `/proc/mounts`, for tests; where the system has none, every place counts as local.
+    """
+    if mounts is None:
+        try:
+            mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="surrogateescape")
+        except OSError:
+            return ""
+    wanted = path.resolve()
+    best, kind = -1, ""
+    for line in mounts.split("\n"):
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        point = Path(fields[1].replace("\\040", " "))
+        if wanted.is_relative_to(point) and len(point.parts) >= best:
+            best, kind = len(point.parts), fields[2]
+    return kind if kind in NETWORK_FILE_SYSTEMS or kind.startswith("fuse.") else ""

@@ -1,0 +1,185 @@
+"""One entry: a signed note of two lines, from a draft to a leaf and back; pure.
+
+    audit-entry/v1 <origin>
+    <canonical JSON of the event>
+    (an empty line)
+    — <writer key name> <base64( key id[4] ‖ Ed25519 signature[64] over both lines with their LF )>
+
+Line 1 ties the entry to one log; `writer` in the JSON is the name in the signature line; there is exactly one
+signature and no other byte.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from audit import canonical, merkle, note
+from audit.canonical import Event
+from audit.errors import EntryRefused, NotCanonical, NoteRefused
+from audit.events import ACTIONS, Committed, Draft
+from audit.events.common import COMMITTED_FIELDS
+
+HEADER: Final = "audit-entry/v1 "
+MAX_WRITTEN_BYTES: Final = 16_384
+MAX_READ_BYTES: Final = 65_535
+
+WriterKey = Callable[[str, bytes], note.VerifierKey]
+"""Name and key id to the writer key that is valid where the entry stands, or `EntryRefused`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An opened leaf: form, schema and signature have been checked.
+
+    Attributes:
+        leaf: The exact bytes.
+        event: The whole event, draft and committer's fields.
+        interpreted: Whether this version knows the action and all its fields.
+    """
+
+    leaf: bytes
+    event: Event
+    interpreted: bool
+
+    @property
+    def leaf_hash(self) -> bytes:
+        """Return the RFC 6962 leaf hash."""
+        return merkle.leaf_hash(self.leaf)
+
+
+def draft_digest(body: Event) -> str:
+    """Return the digest by which a retry of a draft is recognised; time and sequence aren't part of it."""
+    return hashlib.sha256(b"confide-draft/v1\n" + canonical.encode(body)).hexdigest()
+
+
+def draft_of(event: Event) -> Event:
+    """Return the draft that a committed event came from."""
+    return {name: value for name, value in event.items() if name not in COMMITTED_FIELDS}
+
+
+def write_leaf(origin: str, event: Event, signer: note.Signer) -> bytes:
+    """Return the leaf of `event`, signed by the writer that the event names.
+
+    Raises:
+        EntryRefused: The leaf would be longer than 16,384 bytes.
+        NotCanonical: The event has no canonical form.
+    """
+    leaf = note.sign_note(f"{HEADER}{origin}\n{canonical.encode(event).decode()}\n", signer)
+    if len(leaf) > MAX_WRITTEN_BYTES:
+        raise EntryRefused(f"an entry of {len(leaf)} bytes, at most {MAX_WRITTEN_BYTES}")
+    return leaf
+
+
+def hash_text(digest: bytes) -> str:
+    """Return a leaf hash or root as an event holds it: ``sha256:`` and 64 hex digits."""
+    return "sha256:" + digest.hex()
+
+
+def _plain(errors: ValidationError) -> str:
+    """Return where and why a model refused, without the refused value: it may be personal."""
+    first = errors.errors(include_url=False, include_input=False, include_context=False)[0]
+    place = ".".join(str(step) for step in first["loc"])
+    return f"{place}: {first['msg']}" if place else str(first["msg"])
+
+
+def draft_from(body: Event) -> Draft:
+    """Return the typed draft that `body` is.
+
+    Raises:
+        EntryRefused: An unknown action, an unknown field, or a value against its grammar.
+    """
+    model = ACTIONS.get(body.get("action", ""))
+    if model is None:
+        raise EntryRefused("the action is not known")
+    try:
+        return model.model_validate(body)
+    except ValidationError as errors:
+        raise EntryRefused(f"{body['action']}: {_plain(errors)}") from None
+
+
+def _check_common(event: Event) -> None:
+    """Refuse an event whose common fields are wrong; they mean the same in every version."""
+    version = event.get("v")
+    if type(version) is not int or version < 1:
+        raise EntryRefused("v is not a version")
+    try:
+        Committed.model_validate({**{name: event[name] for name in COMMITTED_FIELDS if name in event}, "v": 1})
+        Draft.model_validate({name: value for name, value in event.items() if name in Draft.model_fields})
+    except ValidationError as errors:
+        raise EntryRefused(f"common fields: {_plain(errors)}") from None
+    if (event["seq"] == 0) == ("prev" in event):
+        raise EntryRefused("`prev` is absent exactly at seq 0")
+
+
+def _is_interpreted(event: Event) -> bool:
+    """Return whether the action's model knows the event; an unknown action or field is for a newer reader.
+
+    Raises:
+        EntryRefused: A field that the model does know holds a wrong value.
+    """
+    model = ACTIONS.get(event["action"])
+    if event["v"] != 1 or model is None:
+        return False
+    try:
+        model.model_validate(draft_of(event))
+    except ValidationError as errors:
+        kinds = {error["type"] for error in errors.errors(include_url=False, include_input=False)}
+        if kinds == {"extra_forbidden"}:
+            return False
+        raise EntryRefused(f"{event['action']}: {_plain(errors)}") from None
+    return True
+
+
+def read_frame(leaf: bytes, *, origin: str | None) -> tuple[Event, note.Note]:
+    """Return event and note of `leaf`, checked in form and against `origin`, signature and schema not yet.
+
+    Raises:
+        EntryRefused: Length, framing, number of signatures, origin, canonical form, or writer.
+    """
+    if not leaf:
+        raise EntryRefused("the entry is empty", code="CFD-A02")
+    try:
+        signed = note.parse_note(leaf, limit_bytes=MAX_READ_BYTES)
+    except NoteRefused as refused:
+        raise EntryRefused(refused.message) from None
+    if len(signed.signatures) != 1:
+        raise EntryRefused(f"an entry has exactly one signature, this one {len(signed.signatures)}")
+    lines = signed.text[:-1].split("\n")
+    if len(lines) != 2 or not lines[0].startswith(HEADER):
+        raise EntryRefused("an entry has two lines, the first of them audit-entry/v1 and the log's origin")
+    if origin is not None and lines[0] != HEADER + origin:
+        raise EntryRefused(f"an entry of another log than {origin}")
+    try:
+        event = canonical.decode(lines[1].encode())
+    except NotCanonical as refused:
+        raise EntryRefused(refused.message) from None
+    if event.get("writer") != signed.signatures[0].name:
+        raise EntryRefused("the field `writer` doesn't name the signer")
+    return event, signed
+
+
+def open_leaf(leaf: bytes, *, origin: str, writer_key: WriterKey) -> Entry:
+    """Return the entry in `leaf`, with everything checked that a single entry can show.
+
+    The order is that of the specification: length, framing, one signature, origin, canonical form, writer, common
+    fields, the action's schema, the key where the entry stands, the signature.
+
+    Raises:
+        EntryRefused: With the code of the first check that failed.
+    """
+    event, signed = read_frame(leaf, origin=origin)
+    _check_common(event)
+    interpreted = _is_interpreted(event)
+    line = signed.signatures[0]
+    key = writer_key(line.name, line.key_id)
+    if not key.check(signed.text.encode(), line.signature):
+        raise EntryRefused(f"the signature of {line.name} is wrong", code="CFD-A10")
+    return Entry(leaf, event, interpreted)
+
+
+def committed_event(body: Event, **fields: Any) -> Event:
+    """Return the event that the committer makes of a draft; fields that are None are left out."""
+    return {**body, "v": 1, **{name: value for name, value in fields.items() if value is not None}}

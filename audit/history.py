@@ -1,0 +1,128 @@
+"""What a log's entries so far add up to, and what is wrong with the next one; pure.
+
+The committer goes on from a `History`, opening and verification replay the store into one. It is a value: a failed
+commit leaves the old one whole.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Final, Self
+
+from audit import merkle, storage
+from audit.canonical import Event
+from audit.entry import Entry, hash_text, open_leaf, read_frame
+from audit.errors import EntryRefused
+from audit.keyring import Keyring
+from audit.note import VerifierKey
+
+
+@dataclass(frozen=True, slots=True)
+class Flaw:
+    """Something wrong with a log, and where.
+
+    Attributes:
+        code: The code of `audit.errors`.
+        where: ``entry 7``, ``entries 7 to 9`` or a file's name.
+        what: One sentence.
+    """
+
+    code: str
+    where: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriterTail:
+    """How far a writer's own chain goes: its next sequence number and its last entry's leaf hash."""
+
+    next_seq: int
+    last: str
+
+
+FIRST: Final = WriterTail(0, "")
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The state after `frontier.size` entries."""
+
+    origin: str
+    chain: bytes = storage.FIRST_CHAIN
+    frontier: merkle.Frontier = field(default_factory=merkle.Frontier)
+    keyring: Keyring = field(default_factory=Keyring)
+    writers: dict[str, WriterTail] = field(default_factory=dict)
+    t_us: int = 0
+
+    @property
+    def size(self) -> int:
+        """Return the number of entries."""
+        return self.frontier.size
+
+    def tail(self, writer: str) -> WriterTail:
+        """Return where `writer` goes on."""
+        return self.writers.get(writer, FIRST)
+
+    def after(self, event: Event, leaf_hash: bytes) -> Self:
+        """Return the history with one entry more; what was wrong with it has been said before.
+
+        Raises:
+            EntryRefused: The entry is to change the keys and can't.
+        """
+        keyring = Keyring.opened(event) if self.size == 0 else self.keyring.after(self.size, event)
+        tail = WriterTail(event["seq"] + 1, hash_text(leaf_hash))
+        return replace(
+            self,
+            chain=storage.chain_hash(self.chain, leaf_hash),
+            frontier=self.frontier.add(leaf_hash),
+            keyring=keyring,
+            writers={**self.writers, event["writer"]: tail},
+            t_us=max(self.t_us, event["t_us"]),
+        )
+
+    def skip(self, leaf_hash: bytes, chain: bytes) -> Self:
+        """Return the history after an entry that couldn't be read; a replay that names flaws goes on behind it."""
+        return replace(self, chain=chain, frontier=self.frontier.add(leaf_hash))
+
+    def _writer_key(self, name: str, key_id: bytes, opening: Event | None) -> VerifierKey:
+        # Entry 0 lists the keys it is itself signed by; that they are the owner's, only a pinned log key says.
+        keyring = self.keyring if opening is None else Keyring.opened(opening)
+        return keyring.writer(name, key_id, self.size)
+
+    def open_next(self, leaf: bytes) -> Entry:
+        """Return the next entry, fully checked by itself.
+
+        Raises:
+            EntryRefused: Any check of `audit.entry.open_leaf` failed.
+        """
+        opening: Event | None = None
+        if self.size == 0:
+            opening, _ = read_frame(leaf, origin=self.origin)
+            if opening.get("action") != "log.opened":
+                raise EntryRefused("entry 0 is not a log.opened")
+        return open_leaf(
+            leaf, origin=self.origin, writer_key=lambda name, key_id: self._writer_key(name, key_id, opening)
+        )
+
+    def flaws_of(self, event: Event) -> list[Flaw]:
+        """Return what is wrong with `event` as the next entry: its writer's chain, and time."""
+        where = f"entry {self.size}"
+        flaws = []
+        tail = self.tail(event["writer"])
+        if event["seq"] != tail.next_seq:
+            flaws.append(
+                Flaw("CFD-A11", where, f"{event['writer']} continues at seq {event['seq']}, wanted {tail.next_seq}")
+            )
+        elif event.get("prev", "") != tail.last:
+            flaws.append(Flaw("CFD-A11", where, f"`prev` isn't the last entry of {event['writer']}"))
+        if event["t_us"] < self.t_us:
+            flaws.append(Flaw("CFD-A13", where, "its time is before that of the entry before it"))
+        return flaws
+
+
+def newest_origin(leaf: bytes) -> str:
+    """Return the origin that a leaf names in its first line, unchecked; to learn whose log a file says it is.
+
+    Raises:
+        EntryRefused: The bytes don't have the form of an entry.
+    """
+    read_frame(leaf, origin=None)
+    return leaf.split(b"\n", 1)[0].decode().partition(" ")[2]
