@@ -1,6 +1,6 @@
-"""What the coordinator answers to a site that enrols, renews its certificate, or connects.
+"""What the coordinator answers to a site that enrols or renews its certificate, and what it knows of one that calls.
 
-Bytes in, bytes out, or an error whose code and message may be sent back: it holds nothing but what the caller itself
+Each answer is whole, or an error whose code and message may be sent back: it holds nothing but what the caller itself
 said. The link server calls these from several threads. Nobody becomes a member here: a used token makes a site
 pending, and a person who has heard the site's words makes it a member.
 """
@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Protocol
 
-from coordinator.membership import Invitation, Membership, redeem, status_of
+from coordinator.membership import Invitation, Membership, redeem
 from coordinator.membership_store import Change, MembershipStore, PutInvitation, PutMember
 from federation.certificates import (
     Authority,
-    certificate_from_der,
     certificate_to_der,
-    check_site_certificate,
     public_key_digest,
     read_request,
 )
@@ -24,6 +22,7 @@ from federation.edge.clock import Clock
 from federation.enrolment_messages import EnrolReply, EnrolRequest, RenewReply, RenewRequest, check, decode, encode
 from federation.errors import ConfideError, InvalidInput, NotAuthenticated, OutOfOrder
 from federation.identity import check_public_key
+from federation.link.backend import Member
 from federation.messages import MemberStatus
 from federation.tokens import secret_matches
 
@@ -101,49 +100,34 @@ class Enrolment:
 
         return decision
 
-    def renew(self, data: bytes) -> bytes:
-        """Return the reply to a `RenewRequest`: a newer certificate for the same key, so for the same member.
+    def renew(self, request: RenewRequest) -> RenewReply:
+        """Return a newer certificate for the same key, so for the same member.
 
         It is enough that the member's identity key signed, so a site whose certificate has lapsed comes back by
         itself.
 
         Raises:
-            InvalidInput: Malformed, or for another key than the member's.
+            InvalidInput: For another name, or for another key than the member's.
             NotAuthenticated: No such member, revoked, or not signed by the member's identity key.
         """
-        request = decode(RenewRequest, data)
-        membership = self.store.membership()
-        identity, tls = _keys_of(membership, request.site)
-        check(request, bytes.fromhex(identity))
+        known = self.store.standing(request.site)
+        if known is None:
+            raise NotAuthenticated("CFD-E12", f"{request.site} is no member of {self.federation}")
+        if known.status is MemberStatus.REVOKED:
+            raise NotAuthenticated("CFD-E24", f"{request.site} is revoked")
+        check(request, bytes.fromhex(known.identity))
         key, certificate = self._certify(request.site, request.certificate_request)
-        if key != tls:
+        if key != known.tls:
             raise InvalidInput("CFD-E13", f"the certificate request of {request.site} is for another key than before")
         self.store.decide(_new_certificate(request.site, certificate))
-        return encode(RenewReply(certificate=certificate.hex(), authority=self._authority_hex()))
+        return RenewReply(certificate=certificate.hex(), authority=self._authority_hex())
 
-    def admit(self, certificate_der: bytes) -> tuple[str, MemberStatus]:
-        """Return which site shows this certificate, and what it is now.
-
-        Raises:
-            NotAuthenticated: Another authority, expired, not a site's, of no member, or of one that is revoked.
-        """
-        certificate = certificate_from_der(certificate_der)
-        site = check_site_certificate(
-            certificate, self.authority.certificate, federation=self.federation, now=self.clock.now()
-        )
-        tls = public_key_digest(certificate)
-        membership = self.store.membership()
-        waits = membership.waiting(site)
-        if waits is not None and waits.candidate is not None and waits.candidate.tls == tls:
-            return site, MemberStatus.PENDING
-        member = membership.member(site)
-        if member is None or member.tls != tls:
-            raise NotAuthenticated("CFD-E12", f"the certificate is not the one of {site} that is in force")
-        signed = self.store.charter()
-        status = status_of(membership, signed.charter if signed else None, site)
-        if status is None or status is MemberStatus.REVOKED:
-            raise NotAuthenticated("CFD-E24", f"{site} is revoked")
-        return site, status
+    def member(self, site: str) -> Member | None:
+        """Return what the link must know of `site` now, or None for a site that never enrolled."""
+        known = self.store.standing(site)
+        if known is None:
+            return None
+        return Member(status=known.status, identity_key=bytes.fromhex(known.identity), tls_key=known.tls)
 
     def _certify(self, site: str, request_hex: str) -> tuple[str, bytes]:
         request = bytes.fromhex(request_hex)
@@ -165,18 +149,6 @@ class Enrolment:
 
     def _authority_hex(self) -> str:
         return certificate_to_der(self.authority.certificate).hex()
-
-
-def _keys_of(membership: Membership, site: str) -> tuple[str, str]:
-    member = membership.member(site)
-    if member is not None and member.status is not MemberStatus.REVOKED:
-        return member.identity, member.tls
-    waits = membership.waiting(site)
-    if waits is not None and waits.candidate is not None:
-        return waits.candidate.identity, waits.candidate.tls
-    if member is not None:
-        raise NotAuthenticated("CFD-E24", f"{site} is revoked")
-    raise NotAuthenticated("CFD-E12", f"{site} is no member of this federation")
 
 
 def _new_certificate(site: str, certificate: bytes) -> Callable[[Membership], tuple[list[Change], None]]:

@@ -256,26 +256,22 @@ def remove_person(membership: Membership, name: str) -> Person:
     return found
 
 
-def status_of(membership: Membership, charter: Charter | None, site: str) -> MemberStatus | None:
-    """Return what `site` is now: what was taken away counts at once, what was given once the root key has signed it."""
-    member = membership.member(site)
-    if member is None:
-        waits = membership.waiting(site)
-        return MemberStatus.PENDING if waits is not None and waits.candidate is not None else None
+def effective_status(member: Member, charter: Charter | None) -> MemberStatus:
+    """Return what `member` is now: what was taken away counts at once, what was given once the root key has signed."""
     if member.status is not MemberStatus.ACTIVE:
         return member.status
-    signed = charter.active(site) if charter is not None else None
+    signed = charter.active(member.site) if charter is not None else None
     same = signed is not None and (signed.identity, signed.tls) == (member.identity, member.tls)
     return MemberStatus.ACTIVE if same else MemberStatus.PENDING
 
 
 def standing(membership: Membership, charter: Charter | None, site: str) -> str:
-    """Return the word for `site` in lists: a status, or ``invited``."""
+    """Return the word for `site` in lists: a status, ``invited`` or ``withdrawn``."""
     waits = membership.waiting(site)
     if waits is not None:
         return "invited" if waits.candidate is None else "pending"
-    status = status_of(membership, charter, site)
-    return status.value if status is not None else "withdrawn"
+    member = membership.member(site)
+    return effective_status(member, charter).value if member is not None else "withdrawn"
 
 
 def proposal(membership: Membership) -> Charter:

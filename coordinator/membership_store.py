@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import Connection, Engine, Table, delete, insert, select, update
+from sqlalchemy import Connection, Engine, Table, delete, func, insert, select, update
 
 from coordinator import membership_tables as tables
 from coordinator.membership import (
@@ -21,9 +21,9 @@ from coordinator.membership import (
     Invitation,
     InvitationState,
     Membership,
+    effective_status,
     proposal,
     same_content,
-    status_of,
 )
 from federation import canonical
 from federation.charter import (
@@ -61,6 +61,15 @@ class SignedCharter:
         return read_charter(self.body)
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a site is now, and the keys by which it is known."""
+
+    status: MemberStatus
+    identity: str
+    tls: str
+
+
 def api_token_digest(token: str) -> str:
     """Return what is kept of a person's API token."""
     return hashlib.sha256(b"confide-api-token/v1\n" + token.strip().encode("utf-8")).hexdigest()
@@ -85,6 +94,7 @@ class MembershipStore:
         self._coordinator = coordinator
         self._root_public = root_public
         self._clock = clock
+        self._held: Charter | None = None
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -114,11 +124,39 @@ class MembershipStore:
         with read(self._engine) as connection:
             return _proposed(connection)
 
+    def standing(self, site: str) -> Standing | None:
+        """Return what `site` is now and with which keys, or None for one that never enrolled. Quick: two rows."""
+        with read(self._engine) as connection:
+            pending = connection.execute(
+                select(tables.invitation).where(
+                    tables.invitation.c.site == site, tables.invitation.c.state == InvitationState.PENDING.value
+                )
+            ).first()
+            candidate = _invitation(pending).candidate if pending is not None else None
+            if candidate is not None:
+                return Standing(MemberStatus.PENDING, candidate.identity, candidate.tls)
+            content = connection.scalar(select(tables.member.c.content).where(tables.member.c.site == site))
+            if content is None:
+                return None
+            member = Member.model_validate_json(content)
+            return Standing(effective_status(member, self._signed(connection)), member.identity, member.tls)
+
     def status(self, site: str) -> MemberStatus | None:
         """Return what `site` is now, or None for one that never enrolled."""
-        with read(self._engine) as connection:
-            signed = _newest(connection)
-            return status_of(self._membership(connection), signed.charter if signed else None, site)
+        known = self.standing(site)
+        return known.status if known is not None else None
+
+    def _signed(self, connection: Connection) -> Charter | None:
+        """Return the newest signed epoch, read once."""
+        table = tables.charter_epoch
+        epoch = connection.scalar(select(func.max(table.c.epoch)).where(table.c.signature.is_not(None)))
+        if epoch is None:
+            return None
+        held = self._held
+        if held is None or held.epoch != epoch:
+            held = read_charter(connection.execute(select(table.c.body).where(table.c.epoch == epoch)).scalar_one())
+            self._held = held
+        return held
 
     def certificate(self, site: str) -> bytes | None:
         """Return the DER of the newest certificate issued to the member or pending site."""
