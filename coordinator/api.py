@@ -16,12 +16,12 @@ from typing import Annotated, Any, Final
 
 from fastapi import Depends, FastAPI, Header, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
+from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException as StarletteHttpException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from coordinator.api_views import ResolvedView, SubmittedView, WhyView
+from coordinator.api_views import IdentityView, ResolvedView, SubmittedView, WhyView
 from coordinator.service import CoordinatorService
 from coordinator.views import EventView, JobView, PreviewView, ResultView, SiteView, ValidationView
 from federation.errors import (
@@ -35,6 +35,7 @@ from federation.errors import (
     Unreachable,
 )
 from federation.messages import HexBytes
+from federation.words import fingerprint_words
 
 PREFIX: Final = "/api/v1"
 MAX_REQUEST_BYTES: Final = 4 << 20
@@ -231,6 +232,7 @@ def create_app(service: CoordinatorService, authenticate: Callable[[str], Caller
     _add_health(app, service)
     _add_plans(app, service, authenticate)
     _add_jobs(app, service, authenticate)
+    _add_acts(app, service, authenticate)
     _add_results(app, service, authenticate)
     return app
 
@@ -282,6 +284,11 @@ def _add_plans(app: FastAPI, service: CoordinatorService, authenticate: Callable
     @app.post(f"{PREFIX}/plans/preview", dependencies=[_permission("preview", authenticate)])
     def preview(body: PlanRequest) -> tuple[PreviewView, ...]:
         return service.previews(body.plan.encode(), body.sites, contract=_contract(body.contract))
+
+    @app.get(f"{PREFIX}/identity", dependencies=[_permission("sites", authenticate)])
+    def identity() -> IdentityView:
+        public = service.identity_public
+        return IdentityView(identity=public.hex(), words=fingerprint_words(public))
 
     @app.get(f"{PREFIX}/sites", dependencies=[_permission("sites", authenticate)])
     def sites() -> tuple[SiteView, ...]:
@@ -338,6 +345,16 @@ def _add_jobs(app: FastAPI, service: CoordinatorService, authenticate: Callable[
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )
 
+    @app.get(f"{PREFIX}/jobs/{{job}}/plan", dependencies=[_permission("show", authenticate)])
+    def plan(job: str) -> Response:
+        return Response(service.plan(job), media_type="application/json")
+
+    @app.get(f"{PREFIX}/jobs/{{job}}/contract", dependencies=[_permission("show", authenticate)])
+    def contract(job: str) -> Response:
+        return Response(service.contract(job), media_type="application/json")
+
+
+def _add_acts(app: FastAPI, service: CoordinatorService, authenticate: Callable[[str], Caller | None]) -> None:
     @app.post(f"{PREFIX}/jobs/{{job}}/pause")
     def pause(job: str, caller: Annotated[Caller, _permission("pause", authenticate)]) -> JobView:
         return service.pause(job, caller.name)

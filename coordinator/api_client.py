@@ -14,7 +14,7 @@ from typing import Any, Final, Self, TypeVar
 import httpx
 from pydantic import TypeAdapter
 
-from coordinator.api_views import ResolvedView, SubmittedView, WhyView
+from coordinator.api_views import IdentityView, ResolvedView, SubmittedView, WhyView
 from coordinator.views import EventView, JobView, PreviewView, ResultView, SiteView, ValidationView
 from federation.errors import Unreachable
 
@@ -137,6 +137,23 @@ class Federation:
     def sites(self) -> tuple[SiteView, ...]:
         """Return the member sites and their links."""
         return self._parse(self._send("GET", "/sites"), tuple[SiteView, ...])
+
+    def plan(self, job: str) -> dict[str, Any]:
+        """Return a job's plan as a document; reals as the text of `float.hex`."""
+        document: dict[str, Any] = json.loads(self.plan_bytes(job))
+        return document
+
+    def plan_bytes(self, job: str) -> bytes:
+        """Return the canonical bytes of a job's plan."""
+        return self._send("GET", f"/jobs/{_segment(job)}/plan").content
+
+    def contract_bytes(self, job: str) -> bytes:
+        """Return the canonical bytes of the data contract that a job's plan names."""
+        return self._send("GET", f"/jobs/{_segment(job)}/contract").content
+
+    def identity(self) -> str:
+        """Return the coordinator's identity key, 64 hex digits: compare its words before you trust it."""
+        return self._parse(self._send("GET", "/identity"), IdentityView).identity
 
     def result(self, job: str) -> ResultView:
         """Return what a job's result consists of."""

@@ -25,3 +25,10 @@ class WhyView(View):
 
     job: str
     why: str
+
+
+class IdentityView(View):
+    """The coordinator's Ed25519 identity key, and its fingerprint words."""
+
+    identity: str
+    words: str

@@ -110,7 +110,7 @@ def _validate(arguments: list[str]) -> int:
     text, contract = _documents(options)
     with person_of(options).federation() as federation:
         found = federation.validate(text, contract=contract)
-        previews = ()
+        previews: tuple[PreviewView, ...] = ()
         if options.sites:
             sites = None if options.sites == "all" else tuple(options.sites.split(","))
             previews = federation.previews(text, sites, contract=contract)
