@@ -8,6 +8,9 @@ from coordinator.job_machine import Job
 from coordinator.round_machine import Round
 from federation.messages import BlobReference, JobId, Phase, SiteId
 
+Fact = tuple[str, Mapping[str, Any]]
+"""The name and the fields of an event that is stored with a change."""
+
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
@@ -76,7 +79,12 @@ class AttemptRecord:
 
 @dataclass(frozen=True, slots=True)
 class ReplyRecord:
-    """A site's stored answer to one phase: the signed body as it came; None once its figures are in a sum."""
+    """A site's stored answer to one phase.
+
+    Attributes:
+        body: The signed body as it came; None once its figures are in a sum.
+        fingerprint: SHA-256 of the body without its message id, by which an answer that comes again is known.
+    """
 
     job: JobId
     round: int
@@ -85,6 +93,7 @@ class ReplyRecord:
     site: SiteId
     body: bytes | None
     signature: bytes | None
+    fingerprint: str
     received_us: int
 
 

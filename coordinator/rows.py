@@ -116,6 +116,7 @@ def reply_record(row: Row[Any]) -> ReplyRecord:
         SiteId(row.site),
         row.body,
         row.signature,
+        row.body_digest,
         row.received_us,
     )
 

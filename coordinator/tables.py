@@ -108,10 +108,12 @@ phase_reply: Final = Table(
     Column("site", String(64), nullable=False),
     Column("body", LargeBinary),  # nothing once an evaluation's counts are in the sum
     Column("signature", LargeBinary),
-    Column("body_digest", String(64), nullable=False),
+    Column("body_digest", String(64), nullable=False),  # of the body without its message id
+    Column("update_root", String(64)),  # while the update is stored
     Column("received_us", BigInteger, nullable=False),
     PrimaryKeyConstraint("job", "round", "attempt", "phase", "site"),
     ForeignKeyConstraint(["job"], ["job.id"]),
+    Index("ix_phase_reply_update_root", "update_root"),
 )
 
 release: Final = Table(

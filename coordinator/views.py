@@ -61,6 +61,7 @@ class JobView(View):
     """A job as it is listed and shown; `rounds_done` is empty in lists."""
 
     job: str
+    number: int = Field(description="grows with the time of submission; a page's last one is the next page's `before`")
     name: str
     state: str
     reason: str = ""

@@ -1,4 +1,4 @@
-"""Jobs, sites in jobs, attempts of rounds, replies, releases, events, presence."""
+"""Jobs, sites in jobs, attempts of rounds, replies, releases, events, presence; members, people, charter epochs."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -120,6 +120,7 @@ def upgrade() -> None:
         sa.Column("body", sa.LargeBinary(), nullable=True),
         sa.Column("signature", sa.LargeBinary(), nullable=True),
         sa.Column("body_digest", sa.String(length=64), nullable=False),
+        sa.Column("update_root", sa.String(length=64), nullable=True),
         sa.Column("received_us", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(
             ["job"],
@@ -127,6 +128,7 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("job", "round", "attempt", "phase", "site"),
     )
+    op.create_index("ix_phase_reply_update_root", "phase_reply", ["update_root"], unique=False)
     op.create_table(
         "round_attempt",
         sa.Column("job", sa.String(length=72), nullable=False),
@@ -153,4 +155,43 @@ def upgrade() -> None:
             ["job.id"],
         ),
         sa.PrimaryKeyConstraint("job", "round", "attempt"),
+    )
+    op.create_table(
+        "charter_epoch",
+        sa.Column("epoch", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("body", sa.LargeBinary(), nullable=False),
+        sa.Column("signature", sa.LargeBinary(), nullable=True),
+        sa.Column("changed_us", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("epoch"),
+    )
+    op.create_table(
+        "invitation",
+        sa.Column("token_digest", sa.String(length=64), nullable=False),
+        sa.Column("site", sa.String(length=64), nullable=False),
+        sa.Column("operator", sa.String(length=128), nullable=False),
+        sa.Column("state", sa.String(length=16), nullable=False),
+        sa.Column("expires_us", sa.BigInteger(), nullable=False),
+        sa.Column("candidate", sa.Text(), nullable=True),
+        sa.Column("certificate", sa.LargeBinary(), nullable=True),
+        sa.Column("changed_us", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("token_digest"),
+    )
+    op.create_index("ix_invitation_site", "invitation", ["site", "state"], unique=False)
+    op.create_table(
+        "member",
+        sa.Column("site", sa.String(length=64), nullable=False),
+        sa.Column("content", sa.Text(), nullable=False),
+        sa.Column("certificate", sa.LargeBinary(), nullable=False),
+        sa.Column("changed_us", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("site"),
+    )
+    op.create_table(
+        "person",
+        sa.Column("name", sa.String(length=64), nullable=False),
+        sa.Column("key", sa.String(length=64), nullable=False),
+        sa.Column("role", sa.String(length=16), nullable=False),
+        sa.Column("token_digest", sa.String(length=64), nullable=False),
+        sa.Column("changed_us", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("name"),
+        sa.UniqueConstraint("token_digest"),
     )

@@ -1,0 +1,118 @@
+"""Signed releases, the blobs that they name, and their metrics, on disk."""
+
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import Connection, insert, select, update
+
+from coordinator import job_machine, queries, round_machine, rows, tables
+from coordinator.records import Fact, ReleaseRecord
+from coordinator.round_machine import RoundState
+from coordinator.transactions import Transactions
+from federation.errors import OutOfOrder
+from federation.messages import JobId, Phase
+
+
+class ReleaseStore:
+    """The releases of one database."""
+
+    def __init__(self, database: Transactions) -> None:
+        self._database = database
+
+    def save(self, release: ReleaseRecord, facts: Sequence[Fact] = ()) -> None:
+        """Store a release and, for a step above 0, its attempt as released, in one transaction.
+
+        The release of a step that is stored already changes nothing, so that a repeated step releases once.
+
+        Raises:
+            OutOfOrder: The job ended meanwhile; nothing was written.
+        """
+
+        def work(connection: Connection) -> None:
+            now = self._database.now_us()
+            columns = tables.release.c
+            known = select(columns.digest).where(columns.job == release.job, columns.step == release.step)
+            if connection.scalar(known) is not None:
+                return
+            record = queries.job(connection, release.job)
+            if record.job.state in job_machine.ENDS:
+                raise OutOfOrder("CFD-J01", f"job {record.id} is {record.job.state}, nothing more is released")
+            connection.execute(insert(tables.release).values(rows.release_values(release)))
+            if release.step > 0:
+                before = queries.there(queries.attempt(connection, release.job, release.round, release.attempt))
+                if before.round.state is not RoundState.RELEASED:
+                    after, _ = round_machine.step(before.round, round_machine.Released())
+                    queries.save_round(connection, release.job, before, after, now)
+            queries.tell(connection, release.job, facts, now)
+
+        self._database.change(release.job, work)
+
+    def get(self, job_id: JobId, step: int) -> ReleaseRecord | None:
+        """Return the release of the server step `step` (0: the initial model), or None."""
+        columns = tables.release.c
+        query = select(tables.release).where(columns.job == job_id, columns.step == step)
+        with self._database.read() as connection:
+            row = connection.execute(query).first()
+        return None if row is None else rows.release_record(row)
+
+    def newest(self, job_id: JobId) -> ReleaseRecord | None:
+        """Return a job's release with the highest step, or None."""
+        columns = tables.release.c
+        query = select(tables.release).where(columns.job == job_id).order_by(columns.step.desc()).limit(1)
+        with self._database.read() as connection:
+            row = connection.execute(query).first()
+        return None if row is None else rows.release_record(row)
+
+    def all(self, job_id: JobId) -> list[ReleaseRecord]:
+        """Return a job's releases in the order of their steps."""
+        query = select(tables.release).where(tables.release.c.job == job_id).order_by(tables.release.c.step)
+        with self._database.read() as connection:
+            return [rows.release_record(row) for row in connection.execute(query)]
+
+    def save_metrics(
+        self,
+        job_id: JobId,
+        step: int,
+        *,
+        at: tuple[int, int],
+        metrics: Mapping[str, float | None],
+        facts: Sequence[Fact] = (),
+    ) -> None:
+        """Keep a release's metrics, and forget the single sites' figures behind them, in one transaction.
+
+        Args:
+            job_id: The job.
+            step: The release's server step.
+            at: Round and attempt that were evaluated.
+            metrics: By name; None where undefined.
+            facts: Events to store with them.
+        """
+
+        def work(connection: Connection) -> None:
+            columns = tables.release.c
+            kept = update(tables.release).where(columns.job == job_id, columns.step == step)
+            connection.execute(kept.values(metrics=rows.as_text(dict(metrics))))
+            replies = queries.of(update(tables.phase_reply), job_id, *at, table=tables.phase_reply)
+            single = replies.where(tables.phase_reply.c.phase == Phase.EVALUATE.value)
+            connection.execute(single.values(body=None, signature=None))
+            queries.tell(connection, job_id, facts, self._database.now_us())
+
+        self._database.change(job_id, work)
+
+    def roots(self, *, except_job: JobId | None = None) -> set[str]:
+        """Return the roots of every blob that a release names, of all jobs but one."""
+        columns = tables.release.c
+        named = select(columns.record_root, columns.mean_root, columns.model_root, columns.state_root)
+        if except_job is not None:
+            named = named.where(columns.job != except_job)
+        with self._database.read() as connection:
+            found = connection.execute(named).all()
+        return {root for row in found for root in row if root is not None}
+
+    def names(self, job_id: JobId, root: str) -> bool:
+        """Return whether a release of a job names the blob `root`, for a site that asks to read it."""
+        columns = tables.release.c
+        query = select(columns.step).where(
+            columns.job == job_id, (columns.record_root == root) | (columns.mean_root == root)
+        )
+        with self._database.read() as connection:
+            return connection.execute(query.limit(1)).first() is not None
