@@ -210,6 +210,12 @@ ROUND: Final = _rows(
         "see the named sites; lower the quorum or lengthen the deadline in a new job",
     ),
     (
+        "CFD-R07",
+        5,
+        "an answer came after its phase had closed",
+        "nothing to do: it was discarded, and the site takes part again at the next round",
+    ),
+    (
         "CFD-R06",
         1,
         "the result of a round was not usable, so the last good model was kept",
