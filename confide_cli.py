@@ -50,9 +50,9 @@ Exit status: 0 done, 1 failed or a check found something, 2 usage or input, 3 ca
 
 SCHEMAS: Final[dict[str, tuple[str, str]]] = {
     "plan": ("federation.plan", "Plan"),
-    "policy": ("federation.policy", "SitePolicy"),
+    "policy": ("federation.policy", "Policy"),
     "contract": ("federation.contract", "DataContract"),
-    "map": ("federation.contract", "DataMap"),
+    "map": ("site_client.data.data_map", "DataMap"),
     "coordinator": ("coordinator.configuration", "CoordinatorConfiguration"),
     "site": ("site_client.configuration", "SiteConfiguration"),
 }

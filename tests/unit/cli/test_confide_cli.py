@@ -1,0 +1,83 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import confide_cli
+from federation.errors import PolicyRefused
+
+ROOT = Path(confide_cli.__file__).parent
+
+
+def test_help_names_every_role_and_ends_with_status_0(capsys: pytest.CaptureFixture[str]) -> None:
+    assert confide_cli.run(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(noun in shown for noun in confide_cli.NOUNS)
+
+
+def test_a_word_that_is_nearly_right_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    assert confide_cli.run(["sit"]) == 2
+    assert "did you mean `confide site`?" in capsys.readouterr().err
+
+
+def test_an_error_for_people_is_two_lines_and_its_own_status(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_noun: str) -> object:
+        raise PolicyRefused("CFD-G02", "no", hint="ask")
+
+    monkeypatch.setattr(confide_cli, "_load", refuse)
+    assert confide_cli.run(["site", "status"]) == 2
+    assert capsys.readouterr().err == "error CFD-G02: no\nhint: ask\n"
+
+
+def test_an_unforeseen_error_shows_a_reference_and_no_trace(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def explode(_noun: str) -> object:
+        raise ZeroDivisionError("secret figure 42")
+
+    monkeypatch.setattr(confide_cli, "_load", explode)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    assert confide_cli.run(["site"]) == 70
+    shown = capsys.readouterr().err
+    assert "reference: " in shown
+    assert "Traceback" not in shown
+    assert "42" not in shown.replace(str(tmp_path), "")
+    (trace,) = tmp_path.rglob("error-*.txt")
+    assert "ZeroDivisionError" in trace.read_text()
+    assert trace.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["site", "--help"], ["coordinator", "--help"], ["job", "--help"], ["audit", "--help"]]
+)
+def test_help_imports_neither_torch_nor_flower(arguments: list[str]) -> None:
+    program = (
+        "import sys, confide_cli\n"
+        f"status = confide_cli.run({arguments!r})\n"
+        "heavy = {'torch', 'flwr', 'grpc', 'numpy', 'dp_accounting'} & set(sys.modules)\n"
+        "sys.exit(status or (3 if heavy else 0))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+@pytest.mark.parametrize("name", sorted(confide_cli.SCHEMAS))
+def test_every_schema_is_printed_as_json(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    import json
+
+    assert confide_cli.run(["schema", name]) == 0
+    assert json.loads(capsys.readouterr().out)["type"] == "object"
+
+
+def test_flower_is_told_to_be_silent_before_any_import() -> None:
+    program = (
+        "import os, sys, confide_cli; sys.argv[1:] = ['version']\ntry:\n confide_cli.main()\nexcept SystemExit: pass\n"
+    )
+    program += "assert os.environ['FLWR_TELEMETRY_ENABLED'] == '0' and os.environ['FLWR_DISABLE_UPDATE_CHECK'] == '1'\n"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, timeout=60, env={"PATH": "/usr/bin"}
+    )
+    assert done.returncode == 0, done.stderr.decode()
