@@ -28,22 +28,23 @@ class RowEncoder:
     """Encodes rows of one contract: values in the order of the contract's columns."""
 
     def __init__(self, contract: DataContract) -> None:
-        positions = {column.name: index for index, column in enumerate(contract.columns)}
-        self._plan = [(positions[column.name], _column(column)) for column in feature_columns(contract)]
-        self._label_at = positions[contract.label.column]
+        by_name = {column.name: _column(column) for column in feature_columns(contract)}
+        self._encoders = [by_name.get(column.name) for column in contract.columns]
         self._positive = frozenset(contract.label.positive or ())
         self._classes = {value: index for index, value in enumerate(contract.label.classes or ())}
 
     def features(self, values: Sequence[Value]) -> list[float]:
         """Return the features of one row, `width(contract)` numbers, before rounding to float32."""
-        row: list[float] = []
-        for position, encode in self._plan:
-            row.extend(encode(values[position]))
-        return row
+        return [number for position, value in enumerate(values) for number in self.cell_features(position, value)]
 
-    def label(self, values: Sequence[Value]) -> int | None:
-        """Return the class of one row, or None where its label is no declared class."""
-        text = label_text(values[self._label_at])
+    def cell_features(self, position: int, value: Value) -> tuple[float, ...]:
+        """Return what the value of the contract's column at `position` adds to a row's features, perhaps nothing."""
+        encode = self._encoders[position]
+        return () if encode is None else encode(value)
+
+    def label(self, value: Value) -> int | None:
+        """Return the class of a row by the value of its label column, or None where that is no declared class."""
+        text = label_text(value)
         if self._positive:
             return int(text in self._positive)
         return self._classes.get(text)

@@ -135,31 +135,31 @@ class ColumnSummary:
         self._constant = True
         self._counts_levels = isinstance(column, CategoryColumn | BooleanColumn)
 
-    def add(self, value: Value) -> None:
-        """Take one used row's value."""
+    def add(self, value: Value, times: int = 1) -> None:
+        """Take the value of `times` used rows."""
         if value is None:
-            self.missing_count += 1
+            self.missing_count += times
             return
-        self.count += 1
-        if self.count == 1:
+        if self.count == 0:
             self._first = value
         elif value != self._first:
             self._constant = False
+        self.count += times
         if self._counts_levels:
-            self._levels[str(value)] += 1
+            self._levels[str(value)] += times
         elif not isinstance(value, str):
-            self._extend(value)
+            self._extend(value, times)
 
-    def _extend(self, value: float | dt.date) -> None:
+    def _extend(self, value: float | dt.date, times: int) -> None:
         if self._low is None or value < self._low:
             self._low = value
         if self._high is None or value > self._high:
             self._high = value
         if not isinstance(value, dt.date):
-            # Welford 1962: one pass, no cancellation.
+            # Welford 1962, with weights (West 1979): one pass, no cancellation.
             step = value - self._mean
-            self._mean += step / self.count
-            self._squares += step * (value - self._mean)
+            self._mean += step * times / self.count
+            self._squares += times * step * (value - self._mean)
 
     @property
     def is_constant(self) -> bool:

@@ -10,7 +10,6 @@ import datetime as dt
 import hashlib
 import hmac
 import struct
-from collections.abc import Sequence
 from typing import Final
 
 from federation import canonical
@@ -20,12 +19,11 @@ _DOMAIN: Final = b"confide-data/v1\n"
 _HELD_OUT: Final = b"confide-held-out/v1\n"
 
 
-def row_bytes(values: Sequence[Value]) -> bytes:
-    """Return the one byte string of a row's values; two rows have the same bytes if and only if they are equal."""
-    return b"".join(map(_value_bytes, values))
+def value_bytes(value: Value) -> bytes:
+    """Return the bytes of one value, which say where they end: a row's bytes are its values' bytes in order.
 
-
-def _value_bytes(value: Value) -> bytes:
+    Two rows have the same bytes if and only if they are equal.
+    """
     if value is None:
         return b"-"
     if isinstance(value, bool):
@@ -50,17 +48,12 @@ class VersionHash:
 
     def add(self, row_digest: bytes, *, entity: str | None, held_out: bool) -> None:
         """Add a row by its digest (32 bytes), with the entity it belongs to and its side of the split."""
-        tail = row_bytes((entity, held_out))
+        tail = value_bytes(entity) + value_bytes(held_out)
         self._hash.update(hashlib.sha256(row_digest + tail).digest())
 
     def hexdigest(self) -> str:
         """Return the version as 64 hex digits."""
         return self._hash.hexdigest()
-
-
-def row_digest(values: Sequence[Value]) -> bytes:
-    """Return the SHA-256 of a row's bytes."""
-    return hashlib.sha256(row_bytes(values)).digest()
 
 
 def is_held_out(key: bytes, unit: bytes, share: float) -> bool:
