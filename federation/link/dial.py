@@ -9,6 +9,7 @@ import grpc
 from federation.certificates import Certificate, certificate_from_pem, lifetime_problem
 from federation.edge.clock import Clock
 from federation.errors import ConfideError, InvalidInput, Unreachable
+from federation.link import link_pb2 as pb
 from federation.link.guest import guest_certificate
 from federation.link.limits import LinkLimits
 from federation.link.probe import find_problem
@@ -80,6 +81,24 @@ class Dialler:
         credentials = grpc.ssl_channel_credentials(self._authority_pem, key_pem, certificate_pem)
         return grpc.secure_channel(str(route.address), credentials, options=options)
 
+    def look(self) -> ConfideError | None:
+        """Return what a look at the route finds wrong, or None."""
+        timeout_s = min(5.0, self._limits.connect_timeout_s)
+        return find_problem(self.route(), self._authority, now=self._clock.now(), timeout_s=timeout_s)
+
+    def call_document(self, channel: grpc.Channel, method: str, content: bytes) -> bytes:
+        """Return the answer to a call that carries one document each way.
+
+        Raises:
+            ConfideError: It failed; why, in words.
+        """
+        call = channel.unary_unary(method, pb.Document.SerializeToString, pb.Document.FromString)
+        try:
+            reply: bytes = call(pb.Document(content=content), timeout=self._limits.connect_timeout_s).content
+        except grpc.RpcError as problem:
+            raise self.in_words(problem) from None
+        return reply
+
     def in_words(self, problem: grpc.RpcError) -> ConfideError:
         """Return why a call failed: the coordinator's own words, or what a look at the route finds."""
         refusal = refusal_in(problem)
@@ -91,9 +110,7 @@ class Dialler:
             return InvalidInput(
                 "CFD-L11", f"a message is over the {self._limits.max_message_bytes} bytes that the link carries"
             )
-        found = find_problem(
-            route, self._authority, now=self._clock.now(), timeout_s=min(5.0, self._limits.connect_timeout_s)
-        )
+        found = self.look()
         if found is not None:
             return found
         return Unreachable("CFD-L01", f"the connection to {route} broke ({status.name.lower().replace('_', ' ')})")

@@ -220,13 +220,13 @@ class LinkServer:
 
     # --- services ---------------------------------------------------------------------------------------------
 
-    def _enrolment_service(self) -> grpc.GenericRpcHandler[Any, Any]:
+    def _enrolment_service(self) -> "grpc.GenericRpcHandler[Any, Any]":
         return grpc.method_handlers_generic_handler(
             ENROLMENT,
             {"Enrol": _document_method(self._enrol), "Renew": _document_method(self._renew_as_guest)},
         )
 
-    def _link_service(self) -> grpc.GenericRpcHandler[Any, Any]:
+    def _link_service(self) -> "grpc.GenericRpcHandler[Any, Any]":
         return grpc.method_handlers_generic_handler(
             LINK,
             {
@@ -291,5 +291,5 @@ class LinkServer:
             self._enrolments.append(now_s)
 
 
-def _document_method(method: Callable[[pb.Document, grpc.ServicerContext], Any]) -> grpc.RpcMethodHandler[Any, Any]:
+def _document_method(method: Callable[[pb.Document, grpc.ServicerContext], Any]) -> "grpc.RpcMethodHandler[Any, Any]":
     return grpc.unary_unary_rpc_method_handler(answering(method), pb.Document.FromString, pb.Document.SerializeToString)
