@@ -59,6 +59,12 @@ class CoordinatorConfiguration(Settings):
     address: Annotated[
         str, Field(description="HOST:PORT under which sites reach this coordinator", pattern=r"^[^\s/]+:[0-9]{1,5}$")
     ]
+    api_listen: Annotated[
+        str,
+        Field(
+            description="ADDRESS:PORT of the API and the console, inside this machine", pattern=r"^[^\s/]+:[0-9]{1,5}$"
+        ),
+    ] = "127.0.0.1:8443"
     link: Annotated[Link, Field(description="the one port that sites dial")] = Link()
     certificates: Annotated[Certificates, Field(description="certificates that this coordinator issues")] = (
         Certificates()

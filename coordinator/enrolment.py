@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 from coordinator.membership import Invitation, Membership, redeem
 from coordinator.membership_store import Change, MembershipStore, PutInvitation, PutMember
+from federation.canonical import digest
 from federation.certificates import (
     Authority,
     certificate_to_der,
@@ -32,7 +33,7 @@ _TOLD: Final = frozenset({"CFD-E06", "CFD-E07", "CFD-E14", "CFD-E25", "CFD-E13"}
 class Witnessed(Protocol):
     """Where enrolments are recorded: durable when a method returns."""
 
-    def refused(self, site: str, code: str, request: bytes) -> None:
+    def refused(self, site: str, code: str, request_digest: str) -> None:
         """Record that the request of `site`, which knew a token's secret, was refused with `code`."""
         ...
 
@@ -76,7 +77,7 @@ class Enrolment:
             issued = self.store.decide(self._redemption(request, tls, certificate))
         except ConfideError as problem:
             if problem.code in _TOLD and self._knows_a_secret(request):
-                self.witnessed.refused(request.site, problem.code, data)
+                self.witnessed.refused(request.site, problem.code, digest(data))
             raise
         signed = self.store.charter()
         if signed is None:

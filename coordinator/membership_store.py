@@ -41,6 +41,7 @@ from federation.charter import (
 from federation.edge.clock import Clock
 from federation.edge.database import read, transact
 from federation.enrolment_messages import AuditKeys
+from federation.errors import InvalidInput
 from federation.identity import IdentityKey
 from federation.messages import MemberStatus
 
@@ -200,27 +201,28 @@ class MembershipStore:
 
         return transact(self._engine, work)
 
-    def sign(self, root: IdentityKey) -> SignedCharter | None:
-        """Sign the proposal and put it in force; None if there is nothing to sign.
+    def sign(self, root: IdentityKey, wanted: bytes) -> SignedCharter:
+        """Sign the proposal `wanted` and put it in force.
 
         Raises:
+            InvalidInput: What is proposed is something else by now; nothing was signed.
             NotAuthenticated: `root` is not this federation's root key; the proposal stays.
         """
 
-        def work(connection: Connection) -> SignedCharter | None:
+        def work(connection: Connection) -> SignedCharter:
             body = _proposed(connection)
-            if body is None:
-                return None
+            if body != wanted:
+                raise InvalidInput("CFD-E27", "another command changed what is proposed; nothing was signed")
             held = _newest(connection)
-            signature = sign_charter(root, body)
-            open_charter(self._root_public, body, signature, held.body if held else None)
+            signature = sign_charter(root, wanted)
+            open_charter(self._root_public, wanted, signature, held.body if held else None)
             table = tables.charter_epoch
             connection.execute(
                 update(table)
-                .where(table.c.epoch == read_charter(body).epoch)
+                .where(table.c.epoch == read_charter(wanted).epoch)
                 .values(signature=signature, changed_us=self._now_us())
             )
-            return SignedCharter(body, signature)
+            return SignedCharter(wanted, signature)
 
         return transact(self._engine, work)
 
