@@ -235,7 +235,10 @@ def _under(path: str, parent: str) -> bool:
 
 
 def _problems_of(refusal: ValidationError) -> list[Problem]:
-    return [_problem_of(dict(error)) for error in refusal.errors(include_url=False)]
+    errors: list[dict[str, Any]] = [dict(error) for error in refusal.errors(include_url=False)]
+    # A list that lost a bad item may count as too short as well; the item alone is the problem.
+    inner = {error["loc"][:-1] for error in errors if error["loc"] and isinstance(error["loc"][-1], int)}
+    return [_problem_of(error) for error in errors if error["type"] != "too_short" or error["loc"] not in inner]
 
 
 def _problem_of(error: dict[str, Any]) -> Problem:
@@ -257,10 +260,10 @@ def _behind_unknown_keys(document: dict[str, Any], refusal: ValidationError) -> 
     errors = refusal.errors(include_url=False, include_input=False)
     if any(error["type"] != "extra_forbidden" for error in errors):
         return []
-    known = json.loads(json.dumps(document))
+    known: dict[str, Any] = json.loads(json.dumps(document))
     for error in errors:
-        at = known
-        path = [part for part in error["loc"] if part not in MODEL_KINDS and part not in STRATEGIES]
+        at: Any = known
+        path: list[Any] = [part for part in error["loc"] if part not in MODEL_KINDS and part not in STRATEGIES]
         for part in path[:-1]:
             at = at[part]
         at.pop(path[-1], None)

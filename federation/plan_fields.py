@@ -40,9 +40,14 @@ def _sites(invite: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted(invite))
 
 
-Real = Annotated[float, BeforeValidator(_real, json_schema_input_type=float), Field(allow_inf_nan=False)]
-_Positive = Annotated[Real, Field(gt=0, le=1e6)]
-_Fraction = Annotated[Real, Field(ge=0, lt=1)]
+_HEX = BeforeValidator(_real)
+_Positive = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False), _HEX]
+_Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), _HEX]
+_Decay = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), _HEX]
+_Tail = Annotated[float, Field(ge=0, lt=0.5, allow_inf_nan=False), _HEX]
+_Epsilon = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False), _HEX]
+_Delta = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False), _HEX]
+_NoiseMultiplier = Annotated[float, Field(gt=0, le=10_000, allow_inf_nan=False), _HEX]
 
 
 class Section(BaseModel):
@@ -96,7 +101,7 @@ class Optimizer(Section):
     name: Literal["sgd"] = "sgd"
     lr: Annotated[_Positive, Field(description="learning rate")]
     momentum: Annotated[_Fraction, Field(description="momentum of the local optimiser")] = 0.0
-    weight_decay: Annotated[Real, Field(ge=0, le=1, description="decay after noise, in the optimiser")] = 0.0
+    weight_decay: Annotated[_Decay, Field(description="decay after noise, in the optimiser")] = 0.0
 
 
 class Training(Section):
@@ -116,12 +121,12 @@ class Privacy(Section):
         Field(description="what is hidden: a row, all rows of a person, a whole site; default from the contract"),
     ] = None
     mechanism: Literal["local-dp-sgd", "distributed", "none"] = "local-dp-sgd"
-    epsilon: Annotated[Real | None, Field(gt=0, le=1000, description="total of the job at a site")] = None
-    delta: Annotated[Real | None, Field(gt=0, lt=1, description="below 1/units at every site")] = None
+    epsilon: Annotated[_Epsilon | None, Field(description="total of the job at a site")] = None
+    delta: Annotated[_Delta | None, Field(description="below 1/units at every site")] = None
     clip: Annotated[_Positive, Field(description="largest L2 norm of one unit's gradient")] = 1.0
     clipping: Literal["normalised", "threshold"] = "normalised"
     noise_multiplier: Annotated[
-        Real | None, Field(gt=0, le=10_000, description="instead of letting each site find it; no unit")
+        _NoiseMultiplier | None, Field(description="instead of letting each site find it; no unit")
     ] = None
     cap_rows: Annotated[int, Field(ge=1, le=100_000, description="most rows of one entity that a step uses")] = 16
 
@@ -228,7 +233,7 @@ class FedTrimmedAvg(Section):
     """The mean by coordinate without both tails; needs each site's own update."""
 
     strategy: Literal["FedTrimmedAvg"]
-    beta: Annotated[Real, Field(ge=0, lt=0.5, description="share cut from each tail")] = 0.2
+    beta: Annotated[_Tail, Field(description="share cut from each tail")] = 0.2
 
 
 MeanStrategy = FedAvg | FedAvgM | FedAdam | FedYogi | FedAdagrad
@@ -247,9 +252,9 @@ class Evaluate(Section):
         Literal["charged", "public", "exact"],
         Field(description="with charged noise; on units declared public; exact where every site's policy allows it"),
     ] = "charged"
-    epsilon: Annotated[
-        Real | None, Field(gt=0, le=1000, description="total of all evaluations; default the plan's epsilon")
-    ] = None
+    epsilon: Annotated[_Epsilon | None, Field(description="total of all evaluations; default the plan's epsilon")] = (
+        None
+    )
 
 
 class Resources(Section):

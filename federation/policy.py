@@ -33,12 +33,18 @@ def _listed(value: Any) -> Any:
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
-_Tokens = Annotated[tuple[Token, ...], BeforeValidator(_listed), Field(min_length=1, max_length=256)]
-_Names = Annotated[
-    tuple[Annotated[str, Field(min_length=1, max_length=128)], ...],
-    BeforeValidator(_listed),
+_Tokens = Annotated[
+    tuple[Token, ...],
+    BeforeValidator(_listed, json_schema_input_type=Token | tuple[Token, ...]),
     Field(min_length=1, max_length=256),
 ]
+_Names = Annotated[
+    tuple[Annotated[str, Field(min_length=1, max_length=128)], ...],
+    BeforeValidator(_listed, json_schema_input_type=str | tuple[str, ...]),
+    Field(min_length=1, max_length=256),
+]
+_Unit = Literal["record", "entity", "site"]
+_Mechanism = Literal["local-dp-sgd", "distributed", "none"]
 _Epsilon = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 _Metrics = Annotated[tuple[Literal["loss", "accuracy", "auc"], ...], Field(max_length=3)]
 
@@ -53,9 +59,12 @@ class Conditions(_Part):
     purpose: Annotated[_Tokens | None, Field(description="codes of the plan's purpose")] = None
     dataset: Annotated[_Names | None, Field(description="names of this site's data sets")] = None
     contract: Annotated[_Tokens | None, Field(description="names of data contracts")] = None
-    unit: Annotated[tuple[Literal["record", "entity", "site"], ...] | None, BeforeValidator(_listed)] = None
+    unit: Annotated[
+        tuple[_Unit, ...] | None, BeforeValidator(_listed, json_schema_input_type=_Unit | tuple[_Unit, ...] | None)
+    ] = None
     mechanism: Annotated[
-        tuple[Literal["local-dp-sgd", "distributed", "none"], ...] | None, BeforeValidator(_listed)
+        tuple[_Mechanism, ...] | None,
+        BeforeValidator(_listed, json_schema_input_type=_Mechanism | tuple[_Mechanism, ...] | None),
     ] = None
     epsilon_per_job: Annotated[
         _Epsilon | None, Field(description="the plan's epsilon, and that of its metrics, is at most this")
