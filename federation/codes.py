@@ -185,6 +185,7 @@ DATA: Final = _rows(
     ("CFD-D20", 2, "no data set has this name, or it is taken or retired", "see `confide site data list`"),
     ("CFD-D21", 1, "the files differ from the registered version", "register the new version with `data add`"),
     ("CFD-D22", 1, "the audit entry doesn't permit this reading", "append the `data.opened` of this version and job"),
+    ("CFD-D23", 1, "a data set's prepared rows are missing or damaged", "run `confide site data verify NAME`"),
 )
 BUDGET: Final = _rows(*PRIVACY_ROWS)  # CFD-B..  privacy budget and training under privacy
 # CFD-R..  rounds, updates, training outcomes
@@ -209,6 +210,8 @@ ROUND: Final = _rows(
         "a round released nothing, because fewer sites than the quorum answered well",
         "see the named sites; lower the quorum or lengthen the deadline in a new job",
     ),
+    ("CFD-R08", 5, "a site did not answer a phase before its deadline", "look into the named site, or lengthen it"),
+    ("CFD-R09", 5, "a site's link was down when a phase closed", "the site comes back by itself; see its own log"),
     (
         "CFD-R07",
         5,
@@ -261,6 +264,12 @@ JOB: Final = _rows(
     ("CFD-J12", 70, "the simulation ended without a result", "see the log above it"),
     ("CFD-J13", 78, "the port is in use", "stop the other process or set another address in coordinator.yaml"),
     ("CFD-J14", 78, "the database can't be opened", "check `database` in coordinator.yaml and that the server runs"),
+    (
+        "CFD-J16",
+        5,
+        "fewer sites than the quorum answered the offer before its deadline",
+        "see the missing sites in `confide job show JOB`; submit again when they are connected",
+    ),
     (
         "CFD-J15",
         2,
@@ -359,6 +368,7 @@ SITE: Final = _rows(
     ("CFD-R74", 4, "the plan asks for more resources than the site lends", "lower `resources` in the plan"),
     ("CFD-R75", 4, "the site's home was written by a newer program", "upgrade confide at this site"),
     ("CFD-R76", 5, "the site's daemon was busy for too long", "run the command again; see the log if it stays so"),
+    ("CFD-R77", 4, "the plan does not invite this site", "name the site in `sites.invite`"),
 )
 
 CODES: Final[dict[str, Code]] = {
