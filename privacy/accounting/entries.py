@@ -118,7 +118,10 @@ class Refuse(Frozen):
 
 
 class Lease(Frozen):
-    """Steps moved from held to charged; durable before the trainer may take them."""
+    """Steps moved from held to charged; durable before the trainer may take them.
+
+    `holder` names the process that asked, so that only it can look up a commit whose outcome it doesn't know.
+    """
 
     kind: Literal["lease"] = "lease"
     reservation: Token
@@ -126,6 +129,7 @@ class Lease(Frozen):
     steps: Positive
     round: Count
     attempt: Count
+    holder: Token
 
 
 class LeaseEnd(Frozen):

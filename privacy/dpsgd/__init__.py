@@ -1,1 +1,1 @@
-"""`dpsgd`: see the README of this folder for what lives here."""
+"""Training under differential privacy with torch: the step and everything that it is made of; see README.md."""

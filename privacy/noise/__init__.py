@@ -1,1 +1,1 @@
-"""`noise`: see the README of this folder for what lives here."""
+"""Sampling and noise from a keyed AES stream; knows no torch; see README.md."""

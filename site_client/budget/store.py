@@ -5,21 +5,21 @@ refuses to open when the two disagree. Another process of this site (a command b
 transaction first folds what others have appended since.
 """
 
+import secrets
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import sqlalchemy as sa
 from sqlalchemy import Connection, Engine
 
 from federation.edge.clock import Clock, rfc3339
-from privacy.accounting import ledger
+from privacy.accounting import commands, ledger
 from privacy.accounting.convert import nano
-from privacy.accounting.entries import Entry, Head, Use, link, read_all
+from privacy.accounting.entries import Entry, Head, Use, link
 from privacy.accounting.events import Event, Gaussian
 from privacy.accounting.schedule import EvaluationSchedule, Schedule
-from privacy.accounting.state import Reservation, State, Total, fold
+from privacy.accounting.state import Reservation, State, fold
 from privacy.accounting.statement import (
     DataSetFigures,
     JobFigures,
@@ -30,27 +30,10 @@ from privacy.accounting.statement import (
     newest_version,
     policy_figures,
 )
-from privacy.errors import LedgerBehind, LedgerBroken, LedgerForked, LedgerMisused, Unbounded
-from site_client.budget.database import open_database, transact
+from privacy.errors import LedgerBehind, LedgerForked, LedgerMisused, Unbounded
+from site_client.budget.database import look, open_ledger, transact
 from site_client.budget.migrations import upgrade
-
-_METADATA = sa.MetaData()
-ENTRIES = sa.Table(
-    "ledger_entries",
-    _METADATA,
-    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("hash", sa.String(64), nullable=False),
-    sa.Column("kind", sa.String(32), nullable=False),
-    sa.Column("text", sa.Text, nullable=False),
-)
-TOTALS = sa.Table(
-    "ledger_totals",
-    _METADATA,
-    sa.Column("atom", sa.String(128), primary_key=True),
-    sa.Column("policy", sa.String(128), primary_key=True),
-    sa.Column("charged", sa.Text, nullable=False),
-    sa.Column("held", sa.Text, nullable=False),
-)
+from site_client.budget.rows import append, catch_up, find_lease, hash_at, load
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +63,8 @@ class BudgetStore:
         self._actor = actor
         self._lock = threading.Lock()
         self._state = State()
+        self._holder = secrets.token_hex(8)
+        self._unsure: dict[str, commands.TakeLease] = {}
 
     @classmethod
     def open(cls, place: Path | str, *, clock: Clock, actor: str = "site") -> "BudgetStore":
@@ -89,12 +74,10 @@ class BudgetStore:
             LedgerBroken: An entry is torn or altered, or the totals aren't the fold of the entries.
             LedgerUnavailable: The database can't be opened or written.
         """
-        engine = open_database(place)
+        engine = open_ledger(place)
         transact(engine, upgrade)
-        if isinstance(place, Path):
-            place.chmod(0o600)
         store = cls(engine, clock, actor)
-        store._state = transact(engine, _load)
+        store._state = look(engine, load)
         return store
 
     def close(self) -> None:
@@ -109,7 +92,7 @@ class BudgetStore:
     def refresh(self) -> State:
         """Return the folded ledger with what other processes have appended."""
         with self._lock:
-            self._state = transact(self._engine, lambda connection: _catch_up(connection, self._state))
+            self._state = look(self._engine, lambda connection: catch_up(connection, self._state))
             return self._state
 
     def head(self) -> Head:
@@ -118,9 +101,7 @@ class BudgetStore:
 
     def entry_hash(self, seq: int) -> str | None:
         """Return the hash of the entry at `seq`, or None if there is none."""
-        query = sa.select(ENTRIES.c.hash).where(ENTRIES.c.seq == seq)
-        found: str | None = transact(self._engine, lambda connection: connection.scalar(query))
-        return found
+        return look(self._engine, lambda connection: hash_at(connection, seq))
 
     def check_witnessed(self, witnessed: Head) -> None:
         """Refuse to go on with a ledger that is older than, or differs from, what others have seen of it (R8).
@@ -136,7 +117,7 @@ class BudgetStore:
 
     # -- setting up ----------------------------------------------------------------------------------------------
 
-    def create_policy(self, command: ledger.AddPolicy) -> None:
+    def create_policy(self, command: commands.AddPolicy) -> None:
         """Promise (ε, δ) for a population; totals of its atoms carry over."""
         self._run([command])
 
@@ -169,19 +150,19 @@ class BudgetStore:
         state = self.refresh()
         if name in state.versions:
             raise LedgerMisused(f"data set {name} is already in the privacy ledger")
-        commands: list[ledger.Command] = []
+        asked: list[commands.Command] = []
         train: tuple[str, ...]
         evaluate: tuple[str, ...]
         if same_people_as is None:
             population = name
             train, evaluate = (f"{name}/train-1",), (f"{name}/held-out-1",)
-            commands.append(ledger.AddPopulation(population=population, entity_column=entity_column))
-            commands.append(
-                ledger.AddAtom(atom=train[0], population=population, use="train", rule="keyed hash of the unit's id")
+            asked.append(commands.AddPopulation(population=population, entity_column=entity_column))
+            asked.append(
+                commands.AddAtom(atom=train[0], population=population, use="train", rule="keyed hash of the unit's id")
             )
             if held_out and not held_out_public:
-                commands.append(
-                    ledger.AddAtom(
+                asked.append(
+                    commands.AddAtom(
                         atom=evaluate[0], population=population, use="evaluate", rule="keyed hash of the unit's id"
                     )
                 )
@@ -192,8 +173,8 @@ class BudgetStore:
                 raise LedgerMisused(f"{name} and {same_people_as} don't share an entity column, so not people either")
         if held_out_public or not held_out:
             evaluate = ()
-        commands.append(
-            ledger.AddPolicy(
+        asked.append(
+            commands.AddPolicy(
                 policy=f"{name}-p1",
                 population=population,
                 unit=unit,
@@ -204,8 +185,8 @@ class BudgetStore:
                 approved_by=(declared_by,),
             )
         )
-        commands.append(
-            ledger.AddVersion(
+        asked.append(
+            commands.AddVersion(
                 data_set=name,
                 version=version,
                 contract=contract,
@@ -217,14 +198,14 @@ class BudgetStore:
                 declared_by=declared_by,
             )
         )
-        self._run(commands)
+        self._run(asked)
 
     def add_dataset_version(self, name: str, *, version: str, units_declared: int, declared_by: str) -> None:
         """Record a new content of a data set. It stays in the atoms it had, so the budget stays what it was."""
         newest = newest_version(self.refresh(), name)
         self._run(
             [
-                ledger.AddVersion(
+                commands.AddVersion(
                     data_set=name,
                     version=version,
                     contract=newest.contract,
@@ -266,10 +247,10 @@ class BudgetStore:
         Raises:
             As `reserve`.
         """
-        commands: list[ledger.Command] = [_reserve_training(job, digest, data_set, schedule)]
+        asked: list[commands.Command] = [_reserve_training(job, digest, data_set, schedule)]
         if evaluations is not None:
-            commands.append(self._reserve_evaluation(job, digest, data_set, evaluations))
-        self._run(commands)
+            asked.append(self._reserve_evaluation(job, digest, data_set, evaluations))
+        self._run(asked)
         return self.job(job)
 
     def lease(self, job: str, round_number: int, steps: int, *, attempt: int = 0, use: Use = "train") -> Lease:
@@ -281,14 +262,25 @@ class BudgetStore:
             LedgerUnavailable: Nothing may be sampled.
         """
         name = ledger.reservation_name(job, use)
-        number = self._reservation(job, use).leases
-        written = self._run(
-            [ledger.TakeLease(reservation=name, number=number, steps=steps, round=round_number, attempt=attempt)]
+        asked = commands.TakeLease(
+            reservation=name,
+            number=self._reservation(job, use).leases,
+            steps=steps,
+            round=round_number,
+            attempt=attempt,
+            holder=self._holder,
         )
-        if not written:
-            raise LedgerMisused(f"lease {number} of {name} was taken by another process at the same time")
-        entry = written[0]
-        return Lease(f"{name}/{number}", job, use, number, steps, round_number, attempt, entry.head, entry.id)
+        # A commit whose outcome nobody knows is looked up under its number, not repeated under the next one.
+        unsure = self._unsure.get(name)
+        if unsure is not None and replace(unsure, number=asked.number) == asked:
+            asked = unsure
+        self._unsure[name] = asked
+        written = self._run([asked])
+        del self._unsure[name]
+        entry = written[0] if written else look(self._engine, lambda link: find_lease(link, name, asked.number))
+        return Lease(
+            f"{name}/{asked.number}", job, use, asked.number, steps, round_number, attempt, entry.head, entry.id
+        )
 
     def used(self, lease: Lease) -> None:
         """Record that every step of a lease was taken."""
@@ -300,20 +292,20 @@ class BudgetStore:
 
     def lose_open_leases(self) -> int:
         """Record every open lease as lost, and return how many. For the daemon's start, before anything trains."""
-        commands: list[ledger.Command] = [
-            ledger.EndLease(reservation=name, number=number, used=False)
+        asked: list[commands.Command] = [
+            commands.EndLease(reservation=name, number=number, used=False)
             for name, job in self.refresh().reservations.items()
             for number in job.open
         ]
-        self._run(commands)
-        return len(commands)
+        self._run(asked)
+        return len(asked)
 
     def settle(self, job: str, reason: str = "the job ended") -> None:
         """Give back what was never leased, for training and evaluations. Open leases are lost. Idempotent."""
         state = self.refresh()
         names = [ledger.reservation_name(job, use) for use in ("train", "evaluate")]
-        known: list[ledger.Command] = [
-            ledger.SettleJob(reservation=name, reason=reason) for name in names if name in state.reservations
+        known: list[commands.Command] = [
+            commands.SettleJob(reservation=name, reason=reason) for name in names if name in state.reservations
         ]
         if not known:
             raise LedgerMisused(f"job {job} has no reservation in the privacy ledger")
@@ -327,7 +319,7 @@ class BudgetStore:
         Raises:
             BudgetRefused: Not covered; nothing may be released.
         """
-        command = ledger.ChargeOnce(
+        command = commands.ChargeOnce(
             charge=charge, data_set=data_set, use=use, purpose=purpose, events={"local": event}, count=count
         )
         written = self._run([command])
@@ -335,7 +327,7 @@ class BudgetStore:
 
     def mark_unbounded(self, data_set: str, *, reason: str, job: str | None = None, use: Use = "train") -> None:
         """Record that from now on no bound holds for the units of a data set (mechanism none, exact release)."""
-        self._run([ledger.MarkUnbounded(data_set=data_set, use=use, reason=reason, job=job)])
+        self._run([commands.MarkUnbounded(data_set=data_set, use=use, reason=reason, job=job)])
 
     # -- figures -------------------------------------------------------------------------------------------------
 
@@ -373,10 +365,12 @@ class BudgetStore:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _reserve_evaluation(self, job: str, digest: str, data_set: str, schedule: EvaluationSchedule) -> ledger.Reserve:
+    def _reserve_evaluation(
+        self, job: str, digest: str, data_set: str, schedule: EvaluationSchedule
+    ) -> commands.Reserve:
         version = newest_version(self.refresh(), data_set)
         policy = self._state.active_policies(version.population)[0]
-        return ledger.Reserve(
+        return commands.Reserve(
             job=job,
             digest=digest,
             use="evaluate",
@@ -396,19 +390,19 @@ class BudgetStore:
 
     def _end(self, lease: Lease, *, used: bool) -> None:
         name = ledger.reservation_name(lease.job, lease.use)
-        self._run([ledger.EndLease(reservation=name, number=lease.number, used=used)])
+        self._run([commands.EndLease(reservation=name, number=lease.number, used=used)])
 
-    def _run(self, commands: Sequence[ledger.Command]) -> tuple[Entry, ...]:
-        """Return the entries of `commands`, durable, all of them or none; a refusal is recorded, then raised.
+    def _run(self, asked: Sequence[commands.Command]) -> tuple[Entry, ...]:
+        """Return the entries of the commands `asked`, durable, all of them or none; a refusal is recorded, then raised.
 
         If one command is refused, those before it in the same call are undone and only the refusal is kept.
         """
         time = rfc3339(self._clock.now())
 
         def work(connection: Connection) -> ledger.Step:
-            start = _catch_up(connection, self._state)
-            outcome = _all_or_refusal(start, commands, time, self._actor)
-            _append(connection, start, outcome)
+            start = catch_up(connection, self._state)
+            outcome = _all_or_refusal(start, asked, time, self._actor)
+            append(connection, start, outcome.state, outcome.entries)
             return outcome
 
         with self._lock:
@@ -419,10 +413,10 @@ class BudgetStore:
         return outcome.entries
 
 
-def _reserve_training(job: str, digest: str, data_set: str, schedule: Schedule) -> ledger.Reserve:
+def _reserve_training(job: str, digest: str, data_set: str, schedule: Schedule) -> commands.Reserve:
     if isinstance(schedule.event, Gaussian) and schedule.event.noise_multiplier <= 0:
         raise Unbounded(f"job {job} adds no noise")
-    return ledger.Reserve(
+    return commands.Reserve(
         job=job,
         digest=digest,
         use="train",
@@ -435,10 +429,10 @@ def _reserve_training(job: str, digest: str, data_set: str, schedule: Schedule) 
     )
 
 
-def _all_or_refusal(start: State, commands: Iterable[ledger.Command], time: str, actor: str) -> ledger.Step:
+def _all_or_refusal(start: State, asked: Iterable[commands.Command], time: str, actor: str) -> ledger.Step:
     state = start
     written: tuple[Entry, ...] = ()
-    for command in commands:
+    for command in asked:
         outcome = ledger.step(state, command, time=time, actor=actor)
         if outcome.refusal is not None:
             return _only_refusal(start, outcome, time, actor)
@@ -454,58 +448,3 @@ def _only_refusal(start: State, outcome: ledger.Step, time: str, actor: str) -> 
         moved = link(state.head, time=time, actor=actor, body=entry.body)
         state, written = fold([moved], state), (*written, moved)
     return ledger.Step(state, written, outcome.refusal)
-
-
-def _load(connection: Connection) -> State:
-    """Return the fold of all entries, once it equals the stored totals."""
-    rows = connection.execute(sa.select(ENTRIES.c.text, ENTRIES.c.hash).order_by(ENTRIES.c.seq))
-    state = fold(read_all((row.text, row.hash) for row in rows))
-    stored = {
-        (row.atom, row.policy): (row.charged, row.held) for row in connection.execute(sa.select(TOTALS)).fetchall()
-    }
-    if stored != {key: _as_text(total) for key, total in state.totals.items()}:
-        raise LedgerBroken("the totals of the privacy ledger aren't the sum of its entries")
-    return state
-
-
-def _catch_up(connection: Connection, state: State) -> State:
-    """Return `state` with the entries that others have appended since.
-
-    Raises:
-        LedgerBroken: The entry that `state` ends with is no longer there.
-    """
-    rows = connection.execute(
-        sa.select(ENTRIES.c.seq, ENTRIES.c.text, ENTRIES.c.hash)
-        .where(ENTRIES.c.seq >= state.head.seq)
-        .order_by(ENTRIES.c.seq)
-    ).fetchall()
-    if state.head.seq >= 0:
-        if not rows or rows[0].seq != state.head.seq or rows[0].hash != state.head.hash:
-            raise LedgerBroken(f"entry {state.head.seq} of the privacy ledger changed while it was in use")
-        rows = rows[1:]
-    return fold(read_all(((row.text, row.hash) for row in rows), state.head), state)
-
-
-def _append(connection: Connection, start: State, outcome: ledger.Step) -> None:
-    """Write the entries, and the totals that they changed."""
-    for entry in outcome.entries:
-        connection.execute(
-            sa.insert(ENTRIES).values(seq=entry.seq, hash=entry.hash, kind=entry.body.kind, text=entry.text)
-        )
-    for (atom, policy), total in _changed(start.totals, outcome.state.totals).items():
-        charged, held = _as_text(total)
-        here = (TOTALS.c.atom == atom) & (TOTALS.c.policy == policy)
-        if (atom, policy) in start.totals:
-            connection.execute(sa.update(TOTALS).where(here).values(charged=charged, held=held))
-        else:
-            connection.execute(sa.insert(TOTALS).values(atom=atom, policy=policy, charged=charged, held=held))
-
-
-def _changed(
-    before: Mapping[tuple[str, str], Total], after: Mapping[tuple[str, str], Total]
-) -> dict[tuple[str, str], Total]:
-    return {key: total for key, total in after.items() if before.get(key) != total}
-
-
-def _as_text(total: Total) -> tuple[str, str]:
-    return " ".join(map(str, total.charged)), " ".join(map(str, total.held))

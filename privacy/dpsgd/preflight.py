@@ -1,0 +1,327 @@
+"""About a second of checks on synthetic units, before any data is opened; a failure refuses the job.
+
+Run by the coordinator at `validate` and by each site again. What is checked is what the guarantee rests on: one loss
+and one gradient per unit (F2, F3, F7), no state that learns beside the parameters (F4, F9), the engine's sum (F5),
+the clip under any gradient (F6), and the noise of an empty batch (F8). See privacy design, 5.10 and 5.11.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from privacy.accounting.schedule import Clipping, Schedule
+from privacy.dpsgd.batches import Units
+from privacy.dpsgd.functional import (
+    FunctionalGradients,
+    Parameters,
+    PerUnitGradients,
+    RowLoss,
+    frozen_state,
+    masked_mean,
+    trainable,
+)
+from privacy.dpsgd.model_rules import check_modules, require_trainable
+from privacy.dpsgd.step import noisy_mean, use_full_precision_products
+from privacy.errors import (
+    BatchCoupled,
+    BuffersMoved,
+    ClipExceeded,
+    DryRunFailed,
+    EngineWrong,
+    LossShapeWrong,
+    ModelRefused,
+    NoiseWrong,
+    PrivacyError,
+    ReductionWrong,
+    StateChanged,
+)
+from privacy.noise.keystream import KeyRoot, Purpose
+
+UNITS_CHECKED: Final = 4
+RELATIVE_ERROR: Final = 1e-5
+RELATIVE_ERROR_CONVOLUTION: Final = 1e-3
+BLOW_UP: Final = 1e4
+NOISE_DEVIATIONS: Final = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class PreflightReport:
+    """What was checked, for the audit log.
+
+    Attributes:
+        engine: The engine's name and version.
+        checks: The checks that passed.
+    """
+
+    engine: str
+    checks: tuple[str, ...]
+
+
+Result = TypeVar("Result")
+Engine = Callable[[nn.Module, RowLoss], PerUnitGradients]
+
+
+def preflight(
+    model: nn.Module,
+    loss: RowLoss,
+    synthetic: Units,
+    schedule: Schedule,
+    *,
+    engine: Engine = FunctionalGradients,
+) -> PreflightReport:
+    """Return the report once every check has passed.
+
+    Args:
+        model: The model to be trained; what it marks as trainable is what is trained. Unchanged afterwards.
+        loss: One loss per row, no reduction.
+        synthetic: Units drawn from the data contract, at least 2; never real data.
+        schedule: The job's.
+        engine: Makes the engine to be checked.
+
+    Raises:
+        PrivacyError: The class of the check that failed; no data may be opened.
+    """
+    use_full_precision_products()
+    check_modules(model)
+    require_trainable(model)
+    gradients = engine(model, loss)
+    few = Units(synthetic.inputs[:UNITS_CHECKED], synthetic.targets[:UNITS_CHECKED], synthetic.mask[:UNITS_CHECKED])
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    check_loss_shape(model, loss, few)
+    _dry_run(gradients, trainable(model), synthetic, schedule)
+    check_buffers(model, before)
+    check_gradients_exist(model, loss, few)
+    check_batch_invariance(model, loss, few)
+    check_engine(gradients, model, loss, few)
+    check_clip(model, loss, few, schedule, engine)
+    check_noise(trainable(model), schedule)
+    check_state(model, before)
+    return PreflightReport(gradients.version, ("M1", "M5", "M6", "F1", "F2", "F3", "F4", "F5", "F6", "F7", "F8", "F9"))
+
+
+def check_loss_shape(model: nn.Module, loss: RowLoss, units: Units) -> None:
+    """F2: the loss of B rows has shape (B,): not a scalar, not (B, 1).
+
+    Raises:
+        LossShapeWrong: The shape found.
+    """
+    rows = units.inputs.flatten(0, 1)
+    losses = _run(lambda: loss(_outputs(model, trainable(model), rows), units.targets.flatten(0, 1)))
+    if tuple(losses.shape) != (len(rows),):
+        raise LossShapeWrong(
+            f"F2: the loss of {len(rows)} rows has shape {tuple(losses.shape)}, it must be ({len(rows)},)"
+        )
+
+
+def check_buffers(model: nn.Module, before: Mapping[str, Tensor]) -> None:
+    """F4: every buffer is bit-identical.
+
+    Raises:
+        BuffersMoved: Its name.
+    """
+    for name, value in model.named_buffers():
+        if name in before and not torch.equal(value, before[name]):
+            raise BuffersMoved(f"F4: buffer {name} changed during a step")
+
+
+def check_gradients_exist(model: nn.Module, loss: RowLoss, units: Units) -> None:
+    """M5: every trainable parameter has a gradient.
+
+    Raises:
+        ModelRefused: The names of those without.
+    """
+    parameters = _leaves(trainable(model))
+    value = _unit_losses(model, loss, parameters, units).sum()
+    gradients: tuple[Tensor | None, ...] = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+    without = [name for name, gradient in zip(parameters, gradients, strict=True) if gradient is None]
+    if without:
+        raise ModelRefused(
+            f"M5: {', '.join(without)} can be trained but gets no gradient", hint="freeze it, or use it in the model"
+        )
+
+
+def check_batch_invariance(model: nn.Module, loss: RowLoss, units: Units) -> None:
+    """F3: with unit 0 replaced, the gradients of all other units stay what they were.
+
+    Raises:
+        BatchCoupled: By how much the worst one moved.
+    """
+    other = Units(
+        torch.cat([_different(units.inputs[:1]), units.inputs[1:]]),
+        torch.cat([units.targets[-1:], units.targets[1:]]),
+        units.mask,
+    )
+    for index in range(1, len(units)):
+        first = _gradient_within_batch(model, loss, units, index)
+        second = _gradient_within_batch(model, loss, other, index)
+        error = _relative_error(first, second)
+        if not error <= RELATIVE_ERROR:
+            raise BatchCoupled(f"F3: replacing one unit moves another's gradient by {error:.1e} of its size")
+
+
+def check_engine(gradients: PerUnitGradients, model: nn.Module, loss: RowLoss, units: Units) -> None:
+    """F5 and F7: without noise the engine's sum is that of a plain loop over units, for units alone and together.
+
+    Raises:
+        EngineWrong: The sums differ.
+        ReductionWrong: A unit's norm isn't that of a backward pass over that unit alone.
+    """
+    parameters = trainable(model)
+    tolerance = RELATIVE_ERROR_CONVOLUTION if _has_convolution(model) else RELATIVE_ERROR
+    if _is_random(model, loss, units):
+        return  # dropout draws anew for each call; F3, F6 and the clip itself don't depend on the draw
+    alone = [_alone(model, loss, parameters, units, index) for index in range(len(units))]
+    largest = max(_norm(gradient) for gradient in alone) or 1.0
+    for index, gradient in enumerate(alone):
+        one = gradients.clipped_sum(parameters, _unit(units, index), _no_clip(largest), Clipping.THRESHOLD)
+        if abs(_norm(one.sums) - _norm(gradient)) > tolerance * largest:
+            raise ReductionWrong("F7: a unit's gradient norm isn't that of a backward pass over this unit alone")
+    expected = {name: sum((gradient[name] for gradient in alone), torch.zeros(())) for name in parameters}
+    found = gradients.clipped_sum(parameters, units, _no_clip(largest), Clipping.THRESHOLD)
+    error = _relative_error(expected, found.sums)
+    if not error <= tolerance:
+        raise EngineWrong(f"F5: the engine's sum is {error:.1e} away from a plain loop, {tolerance:.0e} is allowed")
+
+
+def check_clip(model: nn.Module, loss: RowLoss, units: Units, schedule: Schedule, engine: Engine) -> None:
+    """F6: with gradients blown up by 10,000, each unit's contribution has a norm of at most C, and so has any sum.
+
+    Raises:
+        ClipExceeded: The norm found.
+    """
+
+    def blown_up(outputs: Tensor, targets: Tensor) -> Tensor:
+        return loss(outputs, targets) * BLOW_UP
+
+    gradients = engine(model, blown_up)
+    parameters = trainable(model)
+    for clipping in Clipping:
+        for index in range(len(units)):
+            norm = _norm(gradients.clipped_sum(parameters, _unit(units, index), schedule.clip, clipping).sums)
+            if not norm <= schedule.clip:
+                raise ClipExceeded(f"F6: a unit contributes {norm:.6g}, the clip is {schedule.clip:.6g}")
+        together = _norm(gradients.clipped_sum(parameters, units, schedule.clip, clipping).sums)
+        if not together <= schedule.clip * len(units):
+            raise ClipExceeded(f"F6: {len(units)} units contribute {together:.6g} at a clip of {schedule.clip:.6g}")
+
+
+def check_noise(parameters: Mapping[str, Tensor], schedule: Schedule) -> None:
+    """F8: an empty batch gives a gradient with variance (σC/B)² over all coordinates.
+
+    Raises:
+        NoiseWrong: How far off it is.
+    """
+    empty = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in parameters.items()}
+    noisy = noisy_mean(empty, schedule, KeyRoot(Purpose.NOISE).derive("preflight"))
+    values = torch.cat([value.flatten() for value in noisy.values()])
+    deviation = schedule.noise_multiplier * schedule.clip / schedule.normaliser
+    ratio = float((values / deviation).square().mean())
+    if not abs(ratio - 1) <= NOISE_DEVIATIONS * 1.5 * math.sqrt(2 / values.numel()):
+        raise NoiseWrong(f"F8: the noise has {ratio:.3f} times the variance that was accounted for")
+
+
+def check_state(model: nn.Module, before: Mapping[str, Tensor]) -> None:
+    """F9: names, shapes, types and values of the model's state are what they were.
+
+    Raises:
+        StateChanged: The name of the tensor.
+    """
+    after = model.state_dict()
+    if list(after) != list(before):
+        raise StateChanged("F9: the model's tensors have other names after a step")
+    for name, value in after.items():
+        old = before[name]
+        if value.dtype != old.dtype or value.shape != old.shape or not torch.equal(value, old):
+            raise StateChanged(f"F9: {name} of the model changed during a step")
+
+
+def _dry_run(gradients: PerUnitGradients, parameters: Parameters, units: Units, schedule: Schedule) -> None:
+    _run(lambda: gradients.clipped_sum(parameters, units, schedule.clip, schedule.clipping))
+
+
+def _run(work: Callable[[], Result]) -> Result:
+    """Return what `work` returns; what torch says against the model becomes a refusal (F1)."""
+    try:
+        return work()
+    except PrivacyError:
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
+        raise DryRunFailed(
+            f"F1: the model can't be run on synthetic data: {str(error).splitlines()[0][:200]}"
+        ) from error
+
+
+def _outputs(model: nn.Module, parameters: Mapping[str, Tensor], rows: Tensor) -> Tensor:
+    """Return the model's outputs, buffers as copies so that nothing is touched."""
+    rest = {name: value.clone() for name, value in frozen_state(model, parameters).items()}
+    outputs: Tensor = functional_call(model, {**rest, **parameters}, (rows,))
+    return outputs
+
+
+def _leaves(parameters: Mapping[str, Tensor]) -> Parameters:
+    return {name: value.detach().clone().requires_grad_(True) for name, value in parameters.items()}
+
+
+def _unit_losses(model: nn.Module, loss: RowLoss, parameters: Mapping[str, Tensor], units: Units) -> Tensor:
+    """Return one loss per unit, all rows of all units in one batch."""
+    count, rows = units.mask.shape
+    losses = loss(_outputs(model, parameters, units.inputs.flatten(0, 1)), units.targets.flatten(0, 1))
+    table = losses.reshape(count, rows)
+    return torch.stack([masked_mean(table[index], units.mask[index]) for index in range(count)])
+
+
+def _gradient_within_batch(model: nn.Module, loss: RowLoss, units: Units, index: int) -> Parameters:
+    parameters = _leaves(trainable(model))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # the same dropout in both batches; carries no guarantee
+        value = _unit_losses(model, loss, parameters, units)[index]
+    return _gradient(value, parameters)
+
+
+def _alone(model: nn.Module, loss: RowLoss, start: Parameters, units: Units, index: int) -> Parameters:
+    parameters = _leaves(start)
+    return _gradient(_unit_losses(model, loss, parameters, _unit(units, index))[0], parameters)
+
+
+def _gradient(value: Tensor, parameters: Parameters) -> Parameters:
+    found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True, materialize_grads=True)
+    return {name: gradient.to(torch.float64) for name, gradient in zip(parameters, found, strict=True)}
+
+
+def _is_random(model: nn.Module, loss: RowLoss, units: Units) -> bool:
+    with torch.no_grad():
+        first, second = (_unit_losses(model, loss, trainable(model), units) for _ in range(2))
+    return not torch.equal(first, second)
+
+
+def _unit(units: Units, index: int) -> Units:
+    end = index + 1
+    return Units(units.inputs[index:end], units.targets[index:end], units.mask[index:end])
+
+
+def _different(values: Tensor) -> Tensor:
+    return values * -3 + 1 if values.is_floating_point() else values.flip(0).roll(1, -1)
+
+
+def _no_clip(largest: float) -> float:
+    """Return a clip that no unit's gradient reaches."""
+    return 4.0 * largest
+
+
+def _norm(gradients: Mapping[str, Tensor]) -> float:
+    return math.sqrt(sum(float(value.to(torch.float64).square().sum()) for value in gradients.values()))
+
+
+def _relative_error(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> float:
+    difference = {name: found[name].to(torch.float64) - value.to(torch.float64) for name, value in expected.items()}
+    size = max(_norm(expected), _norm(found))
+    return _norm(difference) / size if size else 0.0
+
+
+def _has_convolution(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) for module in model.modules())

@@ -1,0 +1,1 @@
+"""Figures that leave a site beside models: each charged, or declared public; knows no torch; see README.md."""
