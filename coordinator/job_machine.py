@@ -381,7 +381,8 @@ def _same_round(job: Job, number: int, attempt: int) -> None:
 
 def _missing(job: Job) -> str:
     """Return why a quorum didn't come together, naming the sites."""
-    parts = [f"{len(job.cohort())} of {job.quorum} sites accepted"]
+    code = "CFD-J06" if job.refused() else "CFD-J16"
+    parts = [f"{code}: {len(job.cohort())} of {job.quorum} sites accepted"]
     if job.refused():
         parts.append("refused: " + ", ".join(job.refused()))
     if job.undecided():

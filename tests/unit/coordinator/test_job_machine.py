@@ -106,7 +106,7 @@ def test_at_the_offer_deadline_a_job_below_quorum_ends_and_names_who_is_missing(
     offered = job(JobState.OFFERED, sites={A: SiteState.ACCEPTED, B: SiteState.REFUSED, C: SiteState.INVITED})
     after, actions = step(offered, m.OfferDeadline())
     assert after.state is JobState.FAILED
-    assert after.reason == "1 of 2 sites accepted; refused: mercy; no answer: north"
+    assert after.reason == "CFD-J06: 1 of 2 sites accepted; refused: mercy; no answer: north"
     assert actions == (m.TellSites(m.Telling.FAIL, (B, C, A), after.reason),)
 
 
