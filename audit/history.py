@@ -78,9 +78,9 @@ class History:
             t_us=max(self.t_us, event["t_us"]),
         )
 
-    def skip(self, leaf_hash: bytes, chain: bytes) -> Self:
-        """Return the history after an entry that couldn't be read; a replay that names flaws goes on behind it."""
-        return replace(self, chain=chain, frontier=self.frontier.add(leaf_hash))
+    def skip_to(self, size: int, chain: bytes) -> Self:
+        """Return a history of `size` entries after some that couldn't be read, to name the flaws behind them."""
+        return replace(self, chain=chain, frontier=merkle.Frontier.unknown(size))
 
     def _writer_key(self, name: str, key_id: bytes, opening: Event | None) -> VerifierKey:
         # Entry 0 lists the keys it is itself signed by; that they are the owner's, only a pinned log key says.

@@ -34,6 +34,11 @@ class Frontier:
     size: int = 0
     subtrees: tuple[bytes, ...] = ()
 
+    @classmethod
+    def unknown(cls, size: int) -> Self:
+        """Return a frontier of `size` leaves whose hashes aren't known, to go on counting behind a damage."""
+        return cls(size, (bytes(32),) * size.bit_count())
+
     def add(self, hashed_leaf: bytes) -> Self:
         """Return the frontier of the tree with one leaf more, whose leaf hash is `hashed_leaf`."""
         subtrees = list(self.subtrees)

@@ -1,0 +1,100 @@
+"""Rules of order between entries, which no signature shows: `verify --complete` replays them; pure.
+
+Each opening of data has one end, or is the running process's own; what a job may do follows an acceptance, and an
+acceptance at a site a rule or an approval; what left follows an opening of its job and round; a retired data set is
+opened no more; a job spends at most what was leased, and leases at most what was reserved.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from audit.canonical import Event
+from audit.history import Flaw
+
+CODE: Final = "CFD-A17"
+
+
+@dataclass(slots=True)
+class SequenceRules:
+    """Takes entries in order and gathers what breaks a rule."""
+
+    flaws: list[Flaw] = field(default_factory=list)
+    _opened: dict[int, Event] = field(default_factory=dict)
+    _ended: set[int] = field(default_factory=set)
+    _rounds_opened: set[tuple[str, int]] = field(default_factory=set)
+    _retired: set[str] = field(default_factory=set)
+    _accepted: set[str] = field(default_factory=set)
+    _reserved: dict[tuple[str, str], int] = field(default_factory=dict)
+    _leased: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def _flaw(self, index: int, what: str) -> None:
+        self.flaws.append(Flaw(CODE, f"entry {index}", what))
+
+    def take(self, index: int, event: Event) -> None:
+        """Check the entry at `index` against all before it; a refused or failed act did nothing."""
+        if event["decision"] != "allowed":
+            return
+        match event["action"]:
+            case "data.opened":
+                self._take_opened(index, event)
+            case "data.closed" | "data.abandoned":
+                self._take_ended(index, event)
+            case "data.retired":
+                self._retired.add(event["dataset"]["id"])
+            case "data.registered":
+                self._retired.discard(event["dataset"]["id"])
+            case "job.accepted":
+                self._accepted.add(event["job"])
+            case "update.sent":
+                if (event["job"], event["round"]) not in self._rounds_opened:
+                    self._flaw(index, f"an update of round {event['round']} left, but no data were opened for it")
+            case "budget.reserved" | "budget.leased" | "budget.spent":
+                self._take_budget(index, event)
+
+    def _take_opened(self, index: int, event: Event) -> None:
+        self._opened[index] = event
+        if event["dataset"]["id"] in self._retired:
+            self._flaw(index, f"data set {event['dataset']['id']} was opened after it was retired")
+        job = event.get("job")
+        if job is not None:
+            self._rounds_opened.add((job, event["round"]))
+            if job not in self._accepted:
+                self._flaw(index, f"data were opened for job {job}, which wasn't accepted before")
+
+    def _take_ended(self, index: int, event: Event) -> None:
+        opened = event["opened"]
+        begun = self._opened.get(opened)
+        if begun is None:
+            self._flaw(index, f"ends entry {opened}, which opened nothing")
+        elif opened in self._ended:
+            self._flaw(index, f"ends entry {opened} a second time")
+        elif any(begun.get(name) != event.get(name) for name in ("dataset", "job", "round")):
+            self._flaw(index, f"ends entry {opened}, which opened something else")
+        self._ended.add(opened)
+
+    def _take_budget(self, index: int, event: Event) -> None:
+        key = (event["job"], event["dataset"]["id"])
+        eps_nano: int = event["budget"]["eps_nano"]
+        match event["action"]:
+            case "budget.reserved":
+                self._reserved[key] = eps_nano
+            case "budget.leased":
+                if eps_nano > self._reserved.get(key, -1):
+                    self._flaw(index, f"job {key[0]} leased more of {key[1]} than was reserved")
+                self._leased[key] = max(eps_nano, self._leased.get(key, 0))
+            case _:
+                if eps_nano > self._leased.get(key, -1):
+                    self._flaw(index, f"job {key[0]} spent more of {key[1]} than was leased")
+
+    def finish(self, last_event: Event | None) -> list[Flaw]:
+        """Return all flaws, after the last entry.
+
+        Args:
+            last_event: It tells whether the process that might still be reading has ended.
+        """
+        running = last_event is not None and last_event["action"] != "log.closed"
+        boot = last_event["boot"] if last_event is not None else ""
+        for index, event in self._opened.items():
+            if index not in self._ended and not (running and event["boot"] == boot):
+                self._flaw(index, "opened data, and no entry ends it")
+        return self.flaws
