@@ -1,0 +1,42 @@
+"""What a round costs beyond training: a tiny model, four site daemons and a coordinator on this machine, mutual TLS."""
+
+import statistics
+import tempfile
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.row import Row, at_most, shown
+from tests.support.processes import federation
+
+SITES = ["bern", "mercy", "oslo", "st-anna"]
+ROUNDS = 60
+PLAN: dict[str, Any] = {
+    "training": {"local_steps": 1, "batch": 64, "optimizer": {"name": "sgd", "lr": 0.1}, "seed": 7},
+    "rounds": ROUNDS,
+}
+
+
+def _seconds(rounds: list[dict[str, Any]]) -> list[float]:
+    opened = [datetime.fromisoformat(item["opened"]).timestamp() for item in rounds]
+    return [later - earlier for earlier, later in zip(opened, opened[1:], strict=False)]
+
+
+def rows() -> list[Row]:
+    """Return the median time of a round, with privacy and evaluation, and without both."""
+    with tempfile.TemporaryDirectory() as folder, federation(Path(folder), SITES) as running:
+        plain = {"unit": "record", "mechanism": "none", "clip": 1.0}
+        bare = running.submit(running.plan(SITES, **PLAN, privacy=plain, evaluate=None))
+        without = running.wait_for(bare, "completed", "failed", timeout_s=300)
+        whole = running.submit(running.plan(SITES, **PLAN))
+        private = running.wait_for(whole, "completed", "failed", timeout_s=300)
+    for job in (without, private):
+        if job["state"] != "completed":
+            raise RuntimeError(f"the benchmark's job failed: {job['reason']}")
+    bare_s = statistics.median(_seconds(without["rounds_done"])[5:])
+    whole_s = statistics.median(_seconds(private["rounds_done"])[5:])
+    peers = "NVIDIA FLARE 2.9 needs 2.5 s, stock Flower 1.42 6 to 10 s a message trip (measured earlier, same kind of machine)"
+    return [
+        at_most("link/round-overhead", bare_s, "s", target=0.05, against=peers),
+        shown("link/round-with-privacy-and-evaluation", whole_s, "s", against="the same, with leases and scores"),
+    ]
