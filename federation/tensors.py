@@ -219,8 +219,9 @@ def weighted_mean(
         for name, spec in floats.tensors:
             for start, stop in windows(spec):
                 wide = np.zeros(stop - start, dtype=np.float64)
-                for part, factor in parts:
-                    wide += part.window(name, start, stop).astype(np.float64) * factor
+                with np.errstate(over="ignore", invalid="ignore"):
+                    for part, factor in parts:
+                        wide += part.window(name, start, stop).astype(np.float64) * factor
                 writer.write(name, start, cast_once(wide / float(total), spec, name))
 
 
