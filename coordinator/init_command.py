@@ -75,7 +75,7 @@ def init(arguments: list[str]) -> int:
         make_folder(folder)
     _make_keys(home, configuration, clock)
     _make_database(home, configuration, clock)
-    title = f"The coordinator of {configuration.federation}. Keys after a single # show their defaults."
+    title = f"The coordinator of {configuration.federation}."
     write_whole(home.configuration_file, commented_yaml(configuration, title=title).encode())
     _tell(home, configuration, options.format)
     return 0

@@ -138,15 +138,21 @@ def _put(tree: dict[str, Any], keys: tuple[str, ...], value: Any) -> None:
 def commented_yaml(settings: Settings, *, title: str) -> str:
     """Return a configuration file with the values of `settings` and each field's description as a comment.
 
-    A value that is the default is commented out, so that a later default takes effect.
+    A value that is the default is commented out (``#key: value``), so that a later default takes effect.
     """
-    lines = [f"# {title}", ""]
+    lines = [
+        f"# {title}",
+        "# A line `#key: value` shows a default; remove the # (also that of its section) to set it.",
+        "",
+    ]
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
-        if isinstance(value, Settings):
-            lines += [*_comment(field, ""), f"{name}:", *_section(value), ""]
-        else:
+        inner = _section(value) if isinstance(value, Settings) else None
+        if inner is None:
             lines += [*_comment(field, ""), _assignment(name, value, field, ""), ""]
+        else:
+            unset = all(line.startswith("#") for line in inner)
+            lines += [*_comment(field, ""), f"{'#' if unset else ''}{name}:", *inner, ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -154,21 +160,25 @@ def _section(settings: Settings) -> list[str]:
     lines: list[str] = []
     for name, field in type(settings).model_fields.items():
         lines += [*_comment(field, "  "), _assignment(name, getattr(settings, name), field, "  ")]
-    # A section whose values are all defaults is an empty mapping, not null.
-    return lines if any(not line.lstrip().startswith("#") for line in lines) else [*lines, "  {}"]
+    return lines
 
 
 def _comment(field: FieldInfo, indent: str) -> list[str]:
-    text = field.description or ""
-    return textwrap.wrap(text, 110, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+    return textwrap.wrap(
+        field.description or "",
+        110,
+        initial_indent=f"#{indent} ",
+        subsequent_indent=f"#{indent} ",
+        break_on_hyphens=False,
+    )
 
 
 def _assignment(name: str, value: Any, field: FieldInfo, indent: str) -> str:
-    plain = json.loads(json.dumps(value, default=str))
-    text = yaml.safe_dump({name: plain}, default_flow_style=None, sort_keys=False, width=4096).rstrip("\n")
+    plain = value.model_dump(mode="json") if isinstance(value, Settings) else json.loads(json.dumps(value, default=str))
+    text = yaml.safe_dump(plain, default_flow_style=True, sort_keys=False, width=4096, allow_unicode=True)
+    text = text.removesuffix("\n").removesuffix("\n...")
     is_default = not field.is_required() and value == field.get_default(call_default_factory=True)
-    marker = "# " if is_default else ""
-    return "\n".join(f"{indent}{marker}{line}" for line in text.split("\n"))
+    return f"{'#' if is_default else ''}{indent}{name}: {text}"
 
 
 def effective(settings: Settings) -> dict[str, Any]:
