@@ -11,6 +11,8 @@ from pydantic import Field
 
 from federation.charter import FederationName, Operator
 from federation.edge.configuration import Settings
+from federation.link.limits import LinkLimits
+from federation.messages import SiteName
 
 
 class Link(Settings):
@@ -51,6 +53,47 @@ class Database(Settings):
     )
 
 
+class LinkBounds(LinkLimits, Settings):
+    """Every limit of the link."""
+
+
+class Jobs(Settings):
+    """How jobs wait, start and are offered."""
+
+    jobs_per_site: Annotated[int, Field(ge=1, le=64, description="jobs that one site works on at once")] = 1
+    places: Annotated[
+        dict[SiteName, Annotated[int, Field(ge=1, le=64)]],
+        Field(description="another number of jobs at once for single sites, such as {cleveland: 2}"),
+    ] = {}  # noqa: RUF012 (the model is frozen, and pydantic copies defaults)
+    offer_grace_s: Annotated[
+        float,
+        Field(ge=0, le=604_800, description="seconds that a job with a quorum still waits for sites without an answer"),
+    ] = 30.0
+    offer_deadline_s: Annotated[
+        float, Field(gt=0, le=31_536_000, description="seconds that an offer stays open for people to approve it")
+    ] = 604_800.0
+    preview_s: Annotated[float, Field(gt=0, le=600, description="seconds that sites have to answer a preview")] = 30.0
+
+
+class Rounds(Settings):
+    """The coordinator's own bounds of a round; everything else stands in the plan."""
+
+    max_update_norm: Annotated[
+        float | None, Field(gt=0, description="largest L2 norm of an update that is let in; default: no bound")
+    ] = None
+    deadline_scale: Annotated[
+        float, Field(gt=0, le=1000, description="factor on the deadlines of plans, for slow networks and for tests")
+    ] = 1.0
+
+
+class Retention(Settings):
+    """What stays on disk. Updates go when their round is released; means stay until the job's sites have its end."""
+
+    models_count: Annotated[
+        int, Field(ge=1, le=1_000_000, description="newest models of a job that stay, beside the initial one")
+    ] = 1000
+
+
 class CoordinatorConfiguration(Settings):
     """The configuration of a coordinator."""
 
@@ -70,4 +113,8 @@ class CoordinatorConfiguration(Settings):
         Certificates()
     )
     database: Annotated[Database, Field(description="where jobs, rounds and members are kept")] = Database()
+    jobs: Annotated[Jobs, Field(description="how jobs wait, start and are offered")] = Jobs()
+    rounds: Annotated[Rounds, Field(description="the coordinator's own bounds of a round")] = Rounds()
+    retention: Annotated[Retention, Field(description="what stays on disk")] = Retention()
+    link_limits: Annotated[LinkBounds, Field(description="every limit of the link")] = LinkBounds()
     log_level: Annotated[str, Field(pattern=r"^(debug|info|warning|error)$", description="least level logged")] = "info"

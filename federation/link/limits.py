@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 class LinkLimits(BaseModel):
     """What one party takes from the other and how long it waits; each field says what happens at its bound."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     max_message_bytes: int = Field(default=4 << 20, ge=64 << 10, le=64 << 20)
     """One protobuf message on the wire. A larger one is refused before it is sent, and by the receiver."""

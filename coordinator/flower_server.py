@@ -1,0 +1,292 @@
+"""The coordinator's end of Flower's programming model: a `Grid` over our link, and the round loop as a `ServerApp`.
+
+`LinkGrid` gives every message explicit metadata and yields an outcome for every site that was asked: its reply, or an
+error message that says late or lost. It never waits beyond the deadline that it is given, and it does nothing on its
+own: what a site is asked and what becomes of an answer is `round_work`'s. The same `ServerApp` runs on Flower's
+simulation grid. Import this module only after `federation.flower.quieten_flower`.
+
+`federation.link` already sends again after a reconnect, under the same message id; there is nothing of that here.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, cast
+
+from coordinator.round_work import Heard, Interrupted, RoundWork, Silence, run_job
+from federation import flower
+from federation.edge.clock import Clock
+from federation.errors import OutOfOrder, PeerMisbehaved
+from federation.messages import Body, JobId, PhaseReply, PhaseRequest, SiteId
+
+_server: Final[Any] = flower.load_server()
+import flwr.app as _app  # noqa: E402 (only after `load_server` has checked that Flower is quiet)
+
+COORDINATOR_NODE: Final = 1
+ERROR_LATE: Final = 1001
+ERROR_LOST: Final = 1002
+"""Codes of the error messages that stand for a missing answer."""
+
+
+class Post(Protocol):
+    """What the grid needs of the link; `federation.link.server.LinkServer` has it."""
+
+    def send(self, site: str, body: Body) -> str:
+        """Sign `body` and send it until it is acknowledged; return its message id."""
+        ...
+
+    def withdraw(self, site: str, message_id: str) -> bool:
+        """Stop sending a message."""
+        ...
+
+    def connected(self, site: str) -> bool:
+        """Return whether work can reach `site` now."""
+        ...
+
+
+@dataclass(slots=True)
+class _Asked:
+    site: SiteId
+    message: Any
+    key: tuple[int, int, str]
+    reply: Any = None
+
+
+class LinkGrid(_server.Grid):  # type: ignore[misc]
+    """Flower's `Grid` for one job, over the link. Replies come in from the link's threads by `deliver`.
+
+    Args:
+        job: The job, which is Flower's run.
+        sites: The job's invited sites.
+        post: The link.
+        clock: The time.
+    """
+
+    def __init__(self, job: JobId, sites: Iterable[SiteId], post: Post, clock: Clock) -> None:
+        self._job = job
+        self._sites = flower.numbers_of(sites)
+        self._post = post
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._asked: dict[str, _Asked] = {}
+        self._interrupted = False
+
+    # --- what Flower asks of a grid ---------------------------------------------------------------------------
+
+    def set_run(self, run: Any) -> None:
+        """Refuse: a grid belongs to the job that it was made for."""
+        raise OutOfOrder("CFD-G01", "a link grid's job never changes")
+
+    @property
+    def run(self) -> Any:
+        """Refuse: Flower's record of a run isn't kept; the job is in the store."""
+        raise OutOfOrder("CFD-G01", "a link grid keeps no Flower run")
+
+    def get_node_ids(self) -> list[int]:
+        """Return the stable numbers of the job's invited sites, whether they are connected or not."""
+        return sorted(self._sites)
+
+    def create_message(
+        self, content: Any, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Any:
+        """Return a message with explicit metadata; its id is that of the request which it carries."""
+        request = cast("PhaseRequest", flower.content_to_body(content, kind="phase-request"))
+        return flower.build_message(
+            content,
+            job=self._job,
+            source=COORDINATOR_NODE,
+            destination=dst_node_id,
+            message_id=request.message_id,
+            group=group_id,
+            message_type=message_type,
+            created_at_s=self._clock.now().timestamp(),
+            ttl_s=float(request.deadline_s) if ttl is None else ttl,
+        )
+
+    def push_messages(self, messages: Iterable[Any]) -> list[str]:
+        """Hand messages to the link and return their ids; a site that isn't there gets its when it comes."""
+        pushed = []
+        for message in messages:
+            request = cast("PhaseRequest", flower.content_to_body(message.content, kind="phase-request"))
+            site = SiteId(self._sites[message.metadata.dst_node_id])
+            key = (request.round, request.attempt, request.phase.value)
+            with self._changed:
+                self._asked[request.message_id] = _Asked(site, message, key)
+            # Too much may wait for this site already; then it counts as lost at the deadline.
+            with contextlib.suppress(OutOfOrder):
+                self._post.send(site, request)
+            pushed.append(request.message_id)
+        return pushed
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Any]:
+        """Return the replies that are here, each once."""
+        with self._changed:
+            return [reply for message_id in message_ids if (reply := self._take(message_id)) is not None]
+
+    def send_and_receive(self, messages: Iterable[Any], *, timeout: float | None = None) -> Iterator[Any]:
+        """Push `messages` at once and yield one message for each: the reply, or at the deadline late or lost.
+
+        Args:
+            messages: From `create_message`.
+            timeout: Seconds; without one, the shortest time to live of the messages.
+
+        Raises:
+            Interrupted: While waiting.
+        """
+        asked = list(messages)
+        if timeout is None:
+            timeout = min((message.metadata.ttl for message in asked), default=0.0)
+        until_s = self._clock.monotonic_s() + timeout
+        return self._outcomes(self.push_messages(asked), until_s)
+
+    # --- what the service does with it ------------------------------------------------------------------------
+
+    def deliver(self, site: SiteId, reply: PhaseReply) -> bool:
+        """Take in a site's reply, which is on disk; return whether this grid waits for it."""
+        key = (reply.round, reply.attempt, reply.phase.value)
+        with self._changed:
+            for asked in self._asked.values():
+                if asked.site == site and asked.key == key and asked.reply is None:
+                    asked.reply = flower.build_reply(
+                        asked.message,
+                        flower.body_to_content(reply),
+                        message_id=reply.message_id,
+                        created_at_s=self._clock.now().timestamp(),
+                    )
+                    self._changed.notify_all()
+                    return True
+        return False
+
+    def interrupt(self) -> None:
+        """Make whoever waits, now or later, stop waiting."""
+        with self._changed:
+            self._interrupted = True
+            self._changed.notify_all()
+
+    # --- inside -----------------------------------------------------------------------------------------------
+
+    def _take(self, message_id: str) -> Any:
+        asked = self._asked.get(message_id)
+        if asked is None or asked.reply is None:
+            return None
+        del self._asked[message_id]
+        return asked.reply
+
+    def _outcomes(self, message_ids: list[str], until_s: float) -> Iterator[Any]:
+        waiting = list(message_ids)
+        try:
+            while waiting:
+                for reply in self._wait(waiting, until_s):
+                    waiting.remove(reply.metadata.reply_to_message_id)
+                    yield reply
+                if self._clock.monotonic_s() >= until_s:
+                    break
+            for message_id in waiting:
+                yield self._missing(message_id)
+        finally:
+            for message_id in waiting:
+                self._forget(message_id)
+
+    def _wait(self, waiting: list[str], until_s: float) -> list[Any]:
+        with self._changed:
+            while True:
+                if self._interrupted:
+                    raise Interrupted
+                found = [reply for message_id in waiting if (reply := self._take(message_id)) is not None]
+                left_s = until_s - self._clock.monotonic_s()
+                if found or left_s <= 0:
+                    return found
+                self._changed.wait(left_s)
+
+    def _missing(self, message_id: str) -> Any:
+        with self._changed:
+            asked = self._asked[message_id]
+        lost = not self._post.connected(asked.site)
+        error = _app.Error(code=ERROR_LOST if lost else ERROR_LATE, reason="lost" if lost else "late")
+        metadata = asked.message.metadata
+        answer = _app.Metadata(
+            run_id=metadata.run_id,
+            message_id=f"{message_id}/none",
+            src_node_id=metadata.dst_node_id,
+            dst_node_id=metadata.src_node_id,
+            reply_to_message_id=message_id,
+            group_id=metadata.group_id,
+            created_at=self._clock.now().timestamp(),
+            ttl=0.0,
+            message_type=metadata.message_type,
+        )
+        return _app.Message(error=error, metadata=answer)
+
+    def _forget(self, message_id: str) -> None:
+        with self._changed:
+            asked = self._asked.pop(message_id, None)
+        if asked is not None:
+            self._post.withdraw(asked.site, message_id)
+
+
+class GridExchange:
+    """What the round loop asks of an engine, over any Flower grid.
+
+    Args:
+        grid: The engine's grid.
+        nodes: Which node stands for which site.
+    """
+
+    def __init__(self, grid: Any, nodes: Mapping[SiteId, int]) -> None:
+        self._grid = grid
+        self._nodes = nodes
+        self._names = {number: site for site, number in nodes.items()}
+
+    def ask(self, requests: Mapping[SiteId, PhaseRequest], *, timeout_s: float) -> Iterator[Heard]:
+        """Send the requests and yield one `Heard` for every site, in the order in which they come in.
+
+        Raises:
+            Interrupted: The job ended or the service stops.
+        """
+        messages = [
+            self._grid.create_message(
+                flower.body_to_content(request),
+                flower.message_type_of(request.phase),
+                self._nodes[site],
+                f"{request.round}/{request.attempt}",
+                float(request.deadline_s),
+            )
+            for site, request in requests.items()
+        ]
+        answers = self._grid.send_and_receive(messages, timeout=timeout_s) if messages else ()
+        return self._heard(answers, set(requests))
+
+    def _heard(self, answers: Iterable[Any], missing: set[SiteId]) -> Iterator[Heard]:
+        for answer in answers:
+            site = self._names[answer.metadata.src_node_id]
+            missing.discard(site)
+            yield _heard(site, answer)
+        for site in sorted(missing):
+            yield Heard(site, None, Silence.LATE)  # a grid that leaves out who didn't answer
+
+
+def _heard(site: SiteId, answer: Any) -> Heard:
+    if answer.has_error():
+        return Heard(site, None, Silence.LOST if answer.error.code == ERROR_LOST else Silence.LATE)
+    try:
+        return Heard(site, cast("PhaseReply", flower.content_to_body(answer.content, kind="phase-reply")))
+    except PeerMisbehaved:
+        return Heard(site, None, Silence.LATE)
+
+
+def make_server_app(work: RoundWork, nodes: Mapping[SiteId, int] | None = None) -> Any:
+    """Return the `ServerApp` whose main is the round loop of one job.
+
+    Args:
+        work: The job at work.
+        nodes: Which node stands for which site; by default the numbers that `LinkGrid` gives them.
+    """
+    app = _server.ServerApp()
+    known = nodes or {SiteId(site): flower.number_of(site) for site in work.plan.sites.invite}
+
+    @app.main()  # type: ignore[untyped-decorator]
+    def main(grid: Any, context: Any) -> None:
+        run_job(work, GridExchange(grid, known))
+
+    return app
