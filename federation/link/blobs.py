@@ -309,6 +309,8 @@ class Staging:
             OutOfOrder: Another chunk is due (another transfer of the same blob overtook this one); nothing was kept.
             PeerMisbehaved: The chunk isn't the one that the root promises; nothing was kept.
         """
+        if not 0 <= index < chunk_count(self.reference.size_bytes):
+            raise PeerMisbehaved("CFD-L24", f"blob {self.reference.root[:12]} has no chunk {index}")
         _, length = chunk_span(index, self.reference.size_bytes)
         if len(chunk) != length or not self._is(index, chunk):
             raise PeerMisbehaved("CFD-L24", f"blob {self.reference.root[:12]}: chunk {index} isn't what its root says")

@@ -297,3 +297,7 @@ def status_message(ids: MessageIds, text: str = "") -> JobStatus:
 def threads_named(prefix: str) -> list[str]:
     """Return the names of running threads that begin with `prefix`."""
     return [thread.name for thread in threading.enumerate() if thread.name.startswith(prefix)]
+
+
+StartSite = Callable[..., Site]
+"""What the fixture `start` gives: starts a site's client, by default a member, and waits until it is connected."""
