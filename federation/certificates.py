@@ -125,9 +125,9 @@ def authority_from_der(content: bytes) -> Certificate:
     return certificate
 
 
-def public_key_digest(certificate: Certificate | x509.CertificateSigningRequest) -> str:
+def public_key_digest(of: Certificate | x509.CertificateSigningRequest | TlsKey) -> str:
     """Return SHA-256 of the SubjectPublicKeyInfo, in hex: what a charter and a token name a key by."""
-    der = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    der = of.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(der).hexdigest()
 
 

@@ -90,6 +90,7 @@ IDENTITY: Final = _rows(  # CFD-E..  enrolment, certificates, charter, members
     ("CFD-E25", 2, "the public key is weak, or used for something else", "make a new key"),
     ("CFD-E26", 2, "no such member in the charter", "see `confide site members list`"),
     ("CFD-E27", 2, "there is nothing to sign", "change a member or a person first"),
+    ("CFD-E28", 4, "this site's operator refused the member", "`confide site members accept SITE` takes it back"),
 )
 LINK: Final = _rows(  # CFD-L..  the link between site and coordinator
     ("CFD-L01", 3, "the coordinator can't be reached", "check that it runs, its address, and firewalls on the way"),
@@ -186,6 +187,8 @@ DATA: Final = _rows(
     ("CFD-D20", 2, "no data set has this name, or it is taken or retired", "see `confide site data list`"),
     ("CFD-D21", 1, "the files differ from the registered version", "register the new version with `data add`"),
     ("CFD-D22", 1, "the audit entry doesn't permit this reading", "append the `data.opened` of this version and job"),
+    ("CFD-D24", 78, "the home isn't a site's home yet", "run `confide site enrol` first"),
+    ("CFD-D25", 2, "the budget or the number of units of a data set is out of its range", "see --epsilon, --units"),
     ("CFD-D23", 1, "a data set's prepared rows are missing or damaged", "run `confide site data verify NAME`"),
 )
 BUDGET: Final = _rows(*PRIVACY_ROWS)  # CFD-B..  privacy budget and training under privacy

@@ -40,7 +40,8 @@ def begin_log(folder: Path, *, federation: str, party: str, clock: Clock, charte
         clock: The time here.
         charter: SHA-256 in hex of the charter in force, where there is one already.
     """
-    witness = _make_witness_key(folder, witness_name(federation, party))
+    if not (folder / "keys" / WITNESS_FILE).exists():
+        _make_witness_key(folder, witness_name(federation, party))
     log = AuditLog.create(
         folder,
         origin_federation=federation,
@@ -51,17 +52,16 @@ def begin_log(folder: Path, *, federation: str, party: str, clock: Clock, charte
         charter=NO_CHARTER if charter is None else f"sha256:{charter}",
     )
     log.close()
-    return audit_keys(folder, federation=federation, party=party, witness=witness)
+    return audit_keys(folder, federation=federation, party=party)
 
 
-def _make_witness_key(folder: Path, name: str) -> str:
+def _make_witness_key(folder: Path, name: str) -> None:
     seed = os.urandom(32)
     public = note.Ed25519Signer(name, seed).key.public
     key = note.VerifierKey(name, note.COSIGNATURE, public)
     text = f"PRIVATE+KEY+{name}+{key.id.hex()}+{note.encode_base64(bytes([note.COSIGNATURE]) + seed)}\n"
     (folder / "keys").mkdir(mode=0o700, parents=True, exist_ok=True)
     write_whole(folder / "keys" / WITNESS_FILE, text.encode(), replace=False)
-    return str(key)
 
 
 def _read_witness_key(folder: Path) -> str:
@@ -71,14 +71,14 @@ def _read_witness_key(folder: Path) -> str:
     return str(note.VerifierKey(name, note.COSIGNATURE, note.Ed25519Signer(name, seed).key.public))
 
 
-def audit_keys(folder: Path, *, federation: str, party: str, witness: str | None = None) -> AuditKeys:
+def audit_keys(folder: Path, *, federation: str, party: str) -> AuditKeys:
     """Return the public keys of the log in `folder`."""
     places, origin = Places(folder), Origin(federation, party)
     writers = (key_files.read_key(places.writer_key(process), origin.writer(process)) for process in (DAEMON, CLI))
     return AuditKeys(
         log=str(key_files.read_key(places.log_key(), str(origin)).key),
         writers=tuple(str(writer.key) for writer in writers),
-        witness=witness or _read_witness_key(folder),
+        witness=_read_witness_key(folder),
     )
 
 

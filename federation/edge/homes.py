@@ -235,6 +235,11 @@ class SiteHome(_Home):
         return self.path / "certificates" / "site.pem"
 
     @property
+    def begun_file(self) -> Path:
+        """Return the file that says for whom an enrolment was begun, until it is complete."""
+        return self.path / "enrolment.begun"
+
+    @property
     def jobs(self) -> Path:
         """Return the folder with a folder for each job."""
         return self.path / "jobs"
