@@ -11,8 +11,10 @@ round loop, sampling, waiting and differential-privacy strategies are never used
 """
 
 import hashlib
+import importlib
 import logging
 import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -70,16 +72,36 @@ def _is_quiet() -> bool:
     return all(found.get(name) == value for name, value in SWITCHES.items())
 
 
-def _app() -> Any:
-    """Return `flwr.app`, without the handlers that print to standard error."""
+def _load(name: str) -> Any:
+    """Return the public package `name` of flwr, without its handlers that print to standard error.
+
+    Raises:
+        OutOfOrder: Nobody has switched off its telemetry in this process.
+    """
     if not _is_quiet():
         raise OutOfOrder("CFD-G01", "flwr may not be imported before quieten_flower")
-    first = "flwr" not in sys.modules
-    import flwr.app
+    if name in sys.modules:
+        return sys.modules[name]
+    with warnings.catch_warnings():
+        # Deprecations between the libraries that flwr itself imports are not for our users.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        package = importlib.import_module(name)
+    _silence_loggers()
+    return package
 
-    if first:
-        _silence_loggers()
-    return flwr.app
+
+def _app() -> Any:
+    return _load("flwr.app")
+
+
+def load_server() -> Any:
+    """Return `flwr.serverapp`, quiet."""
+    return _load("flwr.serverapp")
+
+
+def load_client() -> Any:
+    """Return `flwr.clientapp`, quiet."""
+    return _load("flwr.clientapp")
 
 
 def _silence_loggers() -> None:
@@ -89,24 +111,7 @@ def _silence_loggers() -> None:
         for handler in list(logger.handlers):
             logger.removeHandler(handler)
         logger.propagate = True
-
-
-def load_server() -> Any:
-    """Return `flwr.serverapp`, quiet."""
-    _app()
-    import flwr.serverapp
-
-    _silence_loggers()
-    return flwr.serverapp
-
-
-def load_client() -> Any:
-    """Return `flwr.clientapp`, quiet."""
-    _app()
-    import flwr.clientapp
-
-    _silence_loggers()
-    return flwr.clientapp
+        logger.setLevel(logging.WARNING)
 
 
 # --- names ----------------------------------------------------------------------------------------------------
@@ -144,7 +149,7 @@ def arrays_to_record(arrays: Mapping[str, Array]) -> Any:
     """Return an `ArrayRecord` with `arrays`, whose types were checked when they became a manifest."""
     app = _app()
     Manifest.of_arrays(arrays)
-    return app.ArrayRecord({name: app.Array(np.ascontiguousarray(array)) for name, array in arrays.items()})
+    return app.ArrayRecord({name: app.Array(np.asarray(array, order="C")) for name, array in arrays.items()})
 
 
 def record_to_arrays(record: Any, manifest: Manifest) -> dict[str, Array]:
@@ -355,7 +360,8 @@ def _aggregate(
         )
         for site, update in zip(sites, updates, strict=True)
     ]
-    arrays, _ = _flower_strategy(strategy).aggregate_train(1, replies)
+    with np.errstate(over="ignore", invalid="ignore"):
+        arrays, _ = _flower_strategy(strategy).aggregate_train(1, replies)
     if arrays is None:
         raise InvalidInput("CFD-P04", f"{strategy.strategy} gave no result for {len(sites)} updates")
     return {name: array.numpy() for name, array in arrays.items()}
