@@ -16,7 +16,7 @@ from federation.edge.database import read, transact
 from federation.errors import ConfideError
 from federation.messages import Answer, Body, JobId, Phase, PhaseReply, decode_body, encode_body, kind_of
 from site_client.session_machine import ENDED, Holder, Session, Stage, Work
-from site_client.tables import APPROVAL, FLAG, JOB, LINEAGE, OUTBOX, REPLY
+from site_client.tables import APPROVAL, FLAG, JOB, LINEAGE, METADATA, OUTBOX, POLICY_VERSION, REPLY
 
 OUTBOX_LIMIT: Final = 10_000
 
@@ -104,6 +104,16 @@ class Approval:
     reason: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PolicyVersion:
+    """A content of the policy file, and since when it was in force."""
+
+    number: int
+    digest: str
+    content: bytes
+    taken_us: int
+
+
 class StoreFull(ConfideError):
     """Too many messages wait for the coordinator; nothing was stored."""
 
@@ -158,6 +168,11 @@ class Store:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        METADATA.create_all(engine, checkfirst=True)
+
+    def close(self) -> None:
+        """Give the database back."""
+        self._engine.dispose()
 
     # --- jobs -------------------------------------------------------------------------------------------------
 
@@ -368,6 +383,22 @@ class Store:
         with read(self._engine) as connection:
             row = connection.execute(select(APPROVAL).where(APPROVAL.c.approval == approval)).one_or_none()
         return None if row is None else _approval(row)
+
+    # --- policies ---------------------------------------------------------------------------------------------
+
+    def policies(self) -> tuple[PolicyVersion, ...]:
+        """Return every content of the policy file that this daemon has worked with, oldest first."""
+        with read(self._engine) as connection:
+            rows = connection.execute(select(POLICY_VERSION).order_by(POLICY_VERSION.c.number)).all()
+        return tuple(PolicyVersion(row.number, row.digest, row.content, row.taken_us) for row in rows)
+
+    def add_policy(self, *, digest: str, content: bytes, taken_us: int) -> None:
+        """Keep a content of the policy file."""
+
+        def write(connection: Connection) -> None:
+            connection.execute(insert(POLICY_VERSION).values(digest=digest, content=content, taken_us=taken_us))
+
+        transact(self._engine, write)
 
     # --- flags ------------------------------------------------------------------------------------------------
 

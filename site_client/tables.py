@@ -68,6 +68,14 @@ APPROVAL: Final = Table(
     Column("decided_us", BigInteger, nullable=True),
     Column("reason", String(1024), nullable=True),
 )
+POLICY_VERSION: Final = Table(
+    "policy_version",
+    METADATA,
+    Column("number", Integer, primary_key=True, autoincrement=True),
+    Column("digest", String(64), nullable=False),
+    Column("content", LargeBinary, nullable=False),
+    Column("taken_us", BigInteger, nullable=False),
+)
 FLAG: Final = Table(
     "flag",
     METADATA,

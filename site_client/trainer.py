@@ -17,18 +17,18 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from site_client.trainer_messages import (
     MAX_LINE_BYTES,
     Begin,
-    DataClosed,
     Done,
     Failed,
     LeaseAsked,
     LeaseGiven,
     LeaseRefused,
     Line,
+    LineRefused,
     Ready,
     Setup,
     StopWork,
@@ -38,15 +38,12 @@ from site_client.trainer_messages import (
 
 OUT_OF_MEMORY: Final = "CFD-R51"
 ERROR: Final = "CFD-R54"
+STOPPED: Final = "CFD-R48"
 _PARENT_DIED: Final = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 
 
-class WorkStopped(Exception):
-    """The daemon wants no further step of this phase."""
-
-
-class WorkRefused(Exception):
-    """The phase can't be done, for a reason that has a code of its own."""
+class WorkEnded(Exception):
+    """The phase can't be done, or shall not go on; `code` says why."""
 
     def __init__(self, code: str) -> None:
         super().__init__(code)
@@ -62,8 +59,8 @@ class Pipe:
         os.dup2(2, 1)  # what a library prints is no line of ours
         self._in = os.fdopen(os.dup(0), "rb")
         self._lines: queue.Queue[Setup | Begin | LeaseGiven | LeaseRefused] = queue.Queue()
-        self.stopped: Final = threading.Event()
-        threading.Thread(target=self._hear, name="daemon's pipe", daemon=True).start()
+        self._stopped = threading.Event()
+        threading.Thread(target=self._hear, name="pipe", daemon=True).start()
 
     def say(self, line: Line) -> None:
         """Write one line to the daemon."""
@@ -75,63 +72,51 @@ class Pipe:
         """Return the daemon's next line; waits for it."""
         return self._lines.get()
 
-    def _hear(self) -> None:
-        while data := self._in.readline(MAX_LINE_BYTES + 2):
-            line = decode_for_trainer(data)
-            if isinstance(line, StopWork):
-                self.stopped.set()
-            else:
-                if isinstance(line, Begin):
-                    self.stopped.clear()
-                self._lines.put(line)
-        # The daemon is gone or done with us: nothing of ours is worth another instruction.
-        os._exit(0)
-
-
-class Steps:
-    """The charged steps of one phase: taken one by one, asked for in portions, never made up."""
-
-    def __init__(self, pipe: Pipe, first: dict[str, Any] | None, *, portion: int, planned: int) -> None:
-        self._pipe = pipe
-        self._left = 0 if first is None else int(first["steps"])
-        self._portion = portion
-        self._planned = planned
-        self.taken = 0
-
-    def take(self) -> None:
-        """Use up one charged step; asks the daemon for more when none is left.
+    def ask_steps(self, steps: int) -> int:
+        """Return how many more steps the daemon has charged, durably.
 
         Raises:
-            WorkStopped: No further step is wanted.
-            WorkRefused: The budget gives none.
+            WorkEnded: No further step is wanted, or the budget gives none.
         """
-        if self._pipe.stopped.is_set():
-            raise WorkStopped
-        if self._left == 0:
-            self._ask()
-        self._left -= 1
-        self.taken += 1
-
-    def _ask(self) -> None:
-        self._pipe.say(LeaseAsked(steps=max(1, min(self._portion, self._planned - self.taken))))
-        answer = self._pipe.next()
+        self.check_wanted()
+        self.say(LeaseAsked(steps=steps))
+        answer = self.next()
         if isinstance(answer, LeaseRefused):
-            raise WorkRefused(answer.code)
+            raise WorkEnded(answer.code)
         if not isinstance(answer, LeaseGiven):
             raise RuntimeError("the daemon answered a lease with something else")
-        self._left = int(answer.lease["steps"])
+        return answer.steps
+
+    def check_wanted(self) -> None:
+        """Return if the phase is still wanted.
+
+        Raises:
+            WorkEnded: It isn't.
+        """
+        if self._stopped.is_set():
+            raise WorkEnded(STOPPED)
+
+    def _hear(self) -> None:
+        while data := self._in.readline(MAX_LINE_BYTES + 2):
+            try:
+                line = decode_for_trainer(data)
+            except LineRefused:
+                os._exit(3)
+            if isinstance(line, StopWork):
+                self._stopped.set()
+                continue
+            if isinstance(line, Begin):
+                self._stopped.clear()
+            self._lines.put(line)
+        # The daemon is gone, or done with us: nothing of ours is worth another instruction.
+        os._exit(0)
 
 
 class Phases(Protocol):
     """What does the phases; `site_client.work` in production."""
 
-    def run(self, begin: Begin) -> Done:
-        """Do one phase and return what came of it; the update lies in ``begin.output``."""
-        ...
-
-    @property
-    def steps_taken(self) -> int:
-        """Return how many charged steps the phase has used so far."""
+    def run(self, begin: Begin) -> Done | Failed:
+        """Do one phase and return what came of it; an update lies in ``begin.output``."""
         ...
 
 
@@ -154,21 +139,19 @@ def is_out_of_memory(problem: BaseException) -> bool:
     if isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError":
         return True
     text = str(problem)
-    return isinstance(problem, RuntimeError | OSError) and (
-        "DefaultCPUAllocator" in text or "out of memory" in text or "Cannot allocate memory" in text
+    return isinstance(problem, RuntimeError | OSError) and any(
+        sign in text for sign in ("DefaultCPUAllocator", "out of memory", "Cannot allocate memory", "bad alloc")
     )
 
 
 def code_of(problem: BaseException) -> str:
-    """Return the stable code for `problem`: its own, out of memory, or that of an unknown error."""
+    """Return the stable code for `problem`: its own or its cause's, out of memory, or that of an unknown error."""
     for cause in _causes(problem):
-        if isinstance(cause, WorkRefused):
-            return cause.code
+        code = getattr(cause, "code", None)
+        if isinstance(code, str) and code.startswith("CFD-"):
+            return code
         if is_out_of_memory(cause):
             return OUT_OF_MEMORY
-        code = getattr(cause, "code", None)
-        if isinstance(code, str) and code.startswith(("CFD-", "DP_")):
-            return code
     return ERROR
 
 
@@ -181,15 +164,18 @@ def _causes(problem: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__ or cause.__context__
 
 
-def _failed(problem: BaseException, steps: int) -> Failed:
-    reference = secrets.token_hex(6)
-    # Places only: an exception's text may hold a value of the data.
-    places = [
-        f"{os.path.basename(at.filename)}:{at.lineno} {at.name}" for at in traceback.extract_tb(problem.__traceback__)
-    ]
-    sys.stderr.write(f"{reference} {type(problem).__name__} {' < '.join(reversed(places))}\n")
+def report(reference: str, problem: BaseException) -> None:
+    """Write where `problem` went through to standard error; its own text may hold a value of the data."""
+    frames = traceback.extract_tb(problem.__traceback__)
+    places = [f"{os.path.basename(frame.filename)}:{frame.lineno} {frame.name}" for frame in reversed(frames)]
+    sys.stderr.write(f"{reference} {type(problem).__name__} {' < '.join(places)}\n")
     sys.stderr.flush()
-    return Failed(code=code_of(problem), steps=steps, reference=reference)
+
+
+def _failed(problem: BaseException) -> Failed:
+    reference = secrets.token_hex(6)
+    report(reference, problem)
+    return Failed(code=code_of(problem), reference=reference)
 
 
 def serve(pipe: Pipe, phases: Phases) -> None:
@@ -200,10 +186,8 @@ def serve(pipe: Pipe, phases: Phases) -> None:
             continue  # a lease that came too late for a phase that had already ended
         try:
             pipe.say(phases.run(line))
-        except WorkStopped:
-            pipe.say(Failed(code="CFD-R48", steps=phases.steps_taken, reference="stopped"))
         except BaseException as problem:  # noqa: BLE001 (SystemExit of a library included: it is no end of ours)
-            pipe.say(_failed(problem, phases.steps_taken))
+            pipe.say(_failed(problem))
 
 
 def main() -> int:
@@ -218,15 +202,13 @@ def main() -> int:
         from site_client.work import JobWork
 
         work = JobWork(setup, pipe)
-        pipe.say(Ready(device=work.device_name, versions=work.versions))
+        pipe.say(Ready(device=work.device_name, engine=work.engine, versions=work.versions))
     except BaseException as problem:  # noqa: BLE001 (whatever it was, the daemon is told and goes on)
-        pipe.say(_failed(problem, 0))
+        pipe.say(_failed(problem))
         return 1
     serve(pipe, work)
     return 0
 
-
-__all__ = ["DataClosed", "Pipe", "Steps", "WorkRefused", "WorkStopped", "main", "serve"]
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,11 +5,11 @@ lines no more than a stranger's: each is decoded strictly, and what is not under
 is a secret. Reals travel as `float.hex`, files by their path inside the home.
 """
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from federation.messages import Count, EvaluationCounts, HexBytes, HexFloat, JobName, Phase, Token
+from federation.messages import Count, EvaluationCounts, HexBytes, JobName, SiteName, Token
 
 MAX_LINE_BYTES: Final = 8 << 20
 
@@ -23,57 +23,67 @@ class Line(BaseModel):
 # --- daemon to trainer ----------------------------------------------------------------------------------------
 
 
+class ReceiptSource(Line):
+    """The site's audit log, as far as the trainer must know it to check a receipt."""
+
+    origin: str
+    boot: str
+    writer_key: str
+
+
 class Setup(Line):
     """The first line: what holds for all phases of the job.
 
     Attributes:
+        job: The job.
+        site: This site.
+        home: This site's home, where the registry of data sets is.
         plan: The plan's canonical bytes.
         contract: The contract's canonical bytes.
         dataset: Name of the data set, as the registry has it.
-        version: Its version, 64 hex digits.
+        version: Its version, ``sha256:`` and 64 hex digits.
         units_declared: The data set's public size.
-        noise_multiplier: Noise relative to the clip; None without privacy.
+        held_out_public: Whether its held-out units were declared public.
         threads: CPU threads that torch may use.
+        lease_steps: Steps to ask for at a time.
         memory_bytes: Most private memory of the process; 0 is no limit.
         accelerators: How many devices beside the CPU may be used; 0 trains on the CPU.
+        audit: Whose receipts open data: the log's origin, the running boot, the writer's public key.
     """
 
     say: Literal["setup"] = "setup"
     job: JobName
+    site: SiteName
     home: str
-    folder: str
     plan: HexBytes
     contract: HexBytes
     dataset: str
-    version: Token
+    version: str
     units_declared: Count
-    noise_multiplier: HexFloat | None
+    held_out_public: bool
     threads: Annotated[int, Field(ge=1, le=1024)]
+    lease_steps: Annotated[int, Field(ge=1, le=100_000)]
     memory_bytes: Count
     accelerators: Annotated[int, Field(ge=0, le=64)]
-    site: Token
-    audit: dict[str, str] = Field(default_factory=dict)
+    audit: ReceiptSource
 
 
 class Begin(Line):
-    """Do a phase on the model in `model`; `receipt` is the log's own word that the data may be opened."""
+    """Do a phase on the model in `model`; the receipt is the log's own word that the data may be opened."""
 
     say: Literal["begin"] = "begin"
-    round: Count
-    attempt: Count
-    phase: Phase
+    request: HexBytes
     model: str
-    receipt: dict[str, Any]
-    lease: dict[str, Any] | None
-    epsilon: HexFloat | None = None
     output: str
+    receipt_index: Count
+    receipt_leaf: HexBytes
 
 
 class LeaseGiven(Line):
     """So many more steps are charged, durably."""
 
     say: Literal["lease"] = "lease"
-    lease: dict[str, Any]
+    steps: Annotated[int, Field(ge=1, le=100_000)]
 
 
 class LeaseRefused(Line):
@@ -93,10 +103,11 @@ class StopWork(Line):
 
 
 class Ready(Line):
-    """The trainer has its libraries and its device."""
+    """The trainer has its libraries, its device, and a model and engine that passed every check without data."""
 
     say: Literal["ready"] = "ready"
     device: Annotated[str, Field(max_length=100)]
+    engine: Annotated[str, Field(max_length=100)]
     versions: dict[Token, Annotated[str, Field(max_length=60)]]
 
 
@@ -104,6 +115,13 @@ class LeaseAsked(Line):
     """The trainer asks for `steps` more steps."""
 
     say: Literal["lease-asked"] = "lease-asked"
+    steps: Annotated[int, Field(ge=1, le=100_000)]
+
+
+class LeaseDone(Line):
+    """All `steps` of the newest lease were taken and executed."""
+
+    say: Literal["lease-done"] = "lease-done"
     steps: Annotated[int, Field(ge=1, le=100_000)]
 
 
@@ -115,7 +133,7 @@ class DataClosed(Line):
 
 
 class Done(Line):
-    """A phase ended well: `steps` noisy steps were run and are in the update that lies in the begun `output`."""
+    """A phase ended well: `steps` steps were run and are in the update that lies in the begun `output`."""
 
     say: Literal["done"] = "done"
     steps: Count
@@ -126,15 +144,14 @@ class Failed(Line):
     """A phase ended without a result; details went to the trainer's own log under `reference`."""
 
     say: Literal["failed"] = "failed"
-    code: Annotated[str, Field(pattern=r"^(CFD-[A-Z][0-9]{2}|DP_[A-Z_]{1,40})$")]
-    steps: Count
+    code: Annotated[str, Field(pattern=r"^CFD-[A-Z][0-9]{2}$")]
     reference: Token
 
 
 ToTrainer = Annotated[Setup | Begin | LeaseGiven | LeaseRefused | StopWork, Field(discriminator="say")]
-FromTrainer = Annotated[Ready | LeaseAsked | DataClosed | Done | Failed, Field(discriminator="say")]
+FromTrainer = Annotated[Ready | LeaseAsked | LeaseDone | DataClosed | Done | Failed, Field(discriminator="say")]
 _TO: Final[TypeAdapter[Setup | Begin | LeaseGiven | LeaseRefused | StopWork]] = TypeAdapter(ToTrainer)
-_FROM: Final[TypeAdapter[Ready | LeaseAsked | DataClosed | Done | Failed]] = TypeAdapter(FromTrainer)
+_FROM: Final[TypeAdapter[Ready | LeaseAsked | LeaseDone | DataClosed | Done | Failed]] = TypeAdapter(FromTrainer)
 
 
 class LineRefused(ValueError):
@@ -158,7 +175,7 @@ def decode_for_trainer(data: bytes) -> Setup | Begin | LeaseGiven | LeaseRefused
         raise LineRefused(f"{problem.error_count()} problems in a line from the daemon") from None
 
 
-def decode_from_trainer(data: bytes) -> Ready | LeaseAsked | DataClosed | Done | Failed:
+def decode_from_trainer(data: bytes) -> Ready | LeaseAsked | LeaseDone | DataClosed | Done | Failed:
     """Return what the trainer said.
 
     Raises:

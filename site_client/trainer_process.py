@@ -23,6 +23,7 @@ from site_client.trainer_messages import (
     Done,
     Failed,
     LeaseAsked,
+    LeaseDone,
     Line,
     LineRefused,
     Ready,
@@ -52,7 +53,7 @@ class TrainerSaid:
 
     job: JobId
     generation: int
-    line: Ready | LeaseAsked | DataClosed | Done | Failed
+    line: Ready | LeaseAsked | LeaseDone | DataClosed | Done | Failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +185,17 @@ class TrainerProcess:
                 self.kill()
                 break
             self._post(TrainerSaid(self.job, self.generation, line))
+        if pipe is not None:
+            pipe.close()
         with contextlib.suppress(ChildProcessError):
             # Looked at without being reaped: until then nobody else can get its number, and its group can be killed.
             os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
             _kill_group(self._process.pid)
-        self._post(TrainerGone(self.job, self.generation, self._process.wait(), refused))
+        status = self._process.wait()
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+        self._post(TrainerGone(self.job, self.generation, status, refused))
 
 
 def _kill_group(group: int) -> None:
