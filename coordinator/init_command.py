@@ -44,6 +44,7 @@ Make a new federation: keys, certificate authority, database, audit log, configu
   --address HOST:PORT     how sites reach this coordinator; HOST is a DNS name or an IP address
   --operator ORG          the organisation that runs it (default: NAME)
   --listen WHERE          ADDRESS:PORT to listen on on this machine (default: 0.0.0.0 and the port of --address)
+  --api-listen WHERE      ADDRESS:PORT of the API and the console on this machine (default: 127.0.0.1:8443)
   --format table|json
 
 Example: confide coordinator init --name heart.example.org --address coordinator.example.org:9443
@@ -59,6 +60,7 @@ def init(arguments: list[str]) -> int:
     parser.add_argument("--address")
     parser.add_argument("--operator")
     parser.add_argument("--listen")
+    parser.add_argument("--api-listen")
     parser.add_argument("--format", choices=("table", "json", "jsonl"), default="table")
     options = parser.parse_args(arguments)
     if options.help:
@@ -89,12 +91,14 @@ def _configuration(options: argparse.Namespace) -> CoordinatorConfiguration:
         "address": str(address),
         "link": Link(listen=options.listen or f"0.0.0.0:{address.port}"),
     }
+    if options.api_listen:
+        values["api_listen"] = options.api_listen
     try:
         return CoordinatorConfiguration.model_validate(values)
     except ValueError:
         raise InvalidInput(
             "CFD-G02",
-            f"'{options.name}' can't be the name of a federation, or '{options.operator}' that of an organisation",
+            f"'{options.name}' can't be a federation's name, or another value of this command is malformed",
             hint="a federation's name is lower case, such as heart.example.org, with at most 63 characters",
         ) from None
 

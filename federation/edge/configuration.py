@@ -108,8 +108,6 @@ def _parsed(content: bytes, name: str) -> Parsed:
         parsed = parse_yaml(content)
     except DocumentUnreadable as problem:
         raise ConfigurationWrong("CFD-C02", f"{name}: {problem.place}{problem.problem}", hint=problem.hint) from None
-    if parsed.value is None:
-        return Parsed({})
     if not isinstance(parsed.value, dict):
         raise ConfigurationWrong("CFD-C02", f"{name}: the file must hold keys and values")
     return parsed

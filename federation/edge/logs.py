@@ -119,6 +119,19 @@ def _places(problem: BaseException) -> list[str]:
     return places
 
 
+def _known_fields(logger: Any, method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
+    """Keep the fields that a line may have; an exception becomes the places that it went through."""
+    problem = event.pop("exc_info", None)
+    kept = {key: value if key in _AS_THEY_ARE else _short(value) for key, value in event.items() if key in _WRITTEN}
+    if isinstance(problem, BaseException):
+        kept["trace"] = _places(problem)
+    return kept
+
+
+_AS_THEY_ARE: Final = frozenset({"event", "trace"})
+_WRITTEN: Final = _FIELDS | _AS_THEY_ARE
+
+
 class _Stamp:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -155,7 +168,7 @@ class _FromLibraries(logging.Handler):
 def open_log(
     *, level: str = "info", to: TextIO | None = None, clock: Clock | None = None, lines: bool | None = None
 ) -> Log:
-    """Return this process's log and make libraries speak through it.
+    """Return this process's log, and make `structlog.get_logger` and libraries speak through it.
 
     Args:
         level: The least level that is written, one of `LEVELS`.
@@ -165,11 +178,13 @@ def open_log(
     """
     stream = to or sys.stderr
     as_json = not stream.isatty() if lines is None else lines
-    logger = structlog.wrap_logger(
-        structlog.WriteLogger(stream),
-        processors=[_Stamp(clock or SystemClock()), _as_json if as_json else _as_line],
+    structlog.configure(
+        processors=[_known_fields, _Stamp(clock or SystemClock()), _as_json if as_json else _as_line],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVEL_NUMBER[level]),
+        logger_factory=structlog.WriteLoggerFactory(stream),
+        cache_logger_on_first_use=False,
     )
+    logger = structlog.get_logger()
     root = logging.getLogger()
     for handler in [handler for handler in root.handlers if isinstance(handler, _FromLibraries)]:
         root.removeHandler(handler)
