@@ -1,4 +1,6 @@
-"""The server step: from a model and the mean of the updates to the next model. Pure binary64 arithmetic.
+"""The server step: from a model and the mean of the updates to the next model, in binary64.
+
+`advance` is the pure arithmetic, `apply` runs it over files window by window.
 
 Coordinator and sites both compute it and must reach the same bits, so only operations that IEEE 754 rounds correctly
 are used (+, −, ×, ÷, √, one at a time), powers by repeated multiplication, in binary64 throughout; the new model is
