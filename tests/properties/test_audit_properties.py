@@ -1,0 +1,122 @@
+"""Properties of the audit log's pure parts, for any input."""
+
+import contextlib
+import csv
+import io
+import json
+import tempfile
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from audit import canonical, merkle, note, rendering, storage
+from audit.errors import LogDamaged, NotCanonical, NoteRefused
+from audit.merkle import Frontier, leaf_hash, node_hash
+
+KEYS = st.from_regex(r"[a-z][a-z0-9_]{0,63}", fullmatch=True)
+SCALARS = (
+    st.booleans()
+    | st.integers(-canonical.MAX_INTEGER, canonical.MAX_INTEGER)
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+)
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4), max_leaves=8
+)
+EVENTS = st.dictionaries(KEYS, VALUES, max_size=6)
+
+
+def depth(value: Any) -> int:
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(depth, items), default=0)
+
+
+@given(EVENTS)
+def test_canonical_form_is_unique(event: dict[str, Any]) -> None:
+    if depth(event) - 1 > canonical.MAX_DEPTH:
+        return
+    encoded = canonical.encode(event)
+    assert canonical.decode(encoded) == event
+    assert encoded == canonical.encode(dict(reversed(event.items())))
+
+
+@given(EVENTS, st.data())
+def test_no_other_bytes_decode_to_the_same_event(event: dict[str, Any], data: st.DataObject) -> None:
+    if depth(event) - 1 > canonical.MAX_DEPTH:
+        return
+    encoded = bytearray(canonical.encode(event))
+    at = data.draw(st.integers(0, len(encoded) - 1))
+    encoded[at] ^= data.draw(st.integers(1, 255))
+    try:
+        other = canonical.decode(bytes(encoded))
+    except NotCanonical:
+        return
+    assert other != event or [type(value) for value in other.values()] != [type(value) for value in event.values()]
+
+
+@given(st.binary(max_size=400))
+def test_no_bytes_break_a_decoder(data: bytes) -> None:
+    for decode in (canonical.decode, note.parse_note, storage.parse_line):
+        with contextlib.suppress(NotCanonical, NoteRefused):
+            decode(data)
+
+
+def recursion(hashes: list[bytes]) -> bytes:
+    """RFC 6962 §2.1 as it is written."""
+    if not hashes:
+        return merkle.EMPTY_ROOT
+    if len(hashes) == 1:
+        return hashes[0]
+    split = 1
+    while split * 2 < len(hashes):
+        split *= 2
+    return node_hash(recursion(hashes[:split]), recursion(hashes[split:]))
+
+
+def test_every_way_to_the_root_agrees() -> None:
+    hashes: list[bytes] = []
+    frontier = Frontier()
+    for size in range(300):
+        assert frontier.root() == recursion(hashes), size
+        assert len(frontier.subtrees) == size.bit_count()
+        hashes.append(leaf_hash(str(size).encode()))
+        frontier = frontier.add(hashes[-1])
+
+
+@given(st.text())
+def test_what_a_terminal_shows_neither_controls_nor_hides(text: str) -> None:
+    shown = rendering.visible(text)
+    assert all(unicodedata.category(character) not in {"Cc", "Cf", "Zl", "Zp", "Co", "Cn", "Cs"} for character in shown)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_exports_neutralise_and_give_back(text: str) -> None:
+    cell = rendering.csv_cell(text)
+    assert cell.removeprefix("'") == text if cell != text else not text.startswith("'")
+    first = next((c for c in cell if not c.isspace() and unicodedata.category(c) not in ("Cc", "Cf")), "")
+    assert first not in set("=+-@|%＝＋－＠") or first == "'"
+    quoted = '"' + cell.replace('"', '""') + '"\r\n'
+    assert next(iter(csv.reader(io.StringIO(quoted, newline=""), strict=True))) == [cell]
+
+
+@given(st.dictionaries(KEYS, st.text(), max_size=4))
+def test_one_event_stays_one_line_everywhere(event: dict[str, str]) -> None:
+    line = rendering.json_text(event)
+    assert len(line.splitlines()) == 1
+    assert line.isascii()
+    assert line.isprintable()
+    assert json.loads(line) == event
+
+
+@given(st.binary(max_size=3000))
+def test_any_tail_is_set_aside_or_refused(tail: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "entries.log"
+        path.write_bytes(b"before\n" + tail)
+        try:
+            assert storage.torn_tail(path, 7) == tail
+        except LogDamaged:
+            return
+        assert b"\n" not in tail or b"\x00" in tail

@@ -1,0 +1,187 @@
+"""The audit log's known answers: what must come out, byte for byte, and what must be refused."""
+
+import enum  # noqa: F401 (named by expressions of the vectors)
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from audit import canonical, checkpoint, merkle, note, private, rendering, trust
+from audit.entry import draft_digest, draft_from, draft_of, hash_text, open_leaf, write_leaf
+from audit.errors import EntryRefused, NotCanonical, NoteRefused
+from audit.history import History
+from audit.keyring import Keyring
+
+KNOWN: dict[str, Any] = json.loads(Path(__file__).with_name("audit_kat.json").read_text(encoding="utf-8"))
+ORIGIN = KNOWN["entries"]["origin"]
+WRITER = note.VerifierKey.parse(KNOWN["entries"]["writer_vkey"])
+LOG_KEY = note.VerifierKey.parse(KNOWN["keys"]["log"]["vkey"])
+
+
+def named(group: list[dict[str, Any]]) -> list[Any]:
+    return [pytest.param(case, id=case["name"]) for case in group]
+
+
+def bytes_of(case: dict[str, Any]) -> bytes:
+    # The expressions are those of the vectors file beside this test.
+    return bytes.fromhex(case["hex"]) if "hex" in case else str(eval(case["build"])).encode()  # noqa: S307
+
+
+@pytest.mark.parametrize("case", named(KNOWN["canonical"]["accept"]))
+def test_a_value_has_its_one_canonical_form(case: dict[str, Any]) -> None:
+    encoded = canonical.encode(case["value"])
+    assert encoded == case["canonical"].encode()
+    assert hashlib.sha256(encoded).hexdigest() == case["sha256"]
+    assert canonical.decode(encoded) == case["value"]
+
+
+@pytest.mark.parametrize("case", named(KNOWN["canonical"]["refuse"]))
+def test_bytes_that_are_not_canonical_are_refused(case: dict[str, Any]) -> None:
+    with pytest.raises(NotCanonical):
+        canonical.decode(bytes_of(case))
+
+
+@pytest.mark.parametrize("case", named(KNOWN["canonical"]["refuse_values"]))
+def test_values_outside_the_subset_are_refused(case: dict[str, Any]) -> None:
+    with pytest.raises(NotCanonical):
+        canonical.encode(eval(case["python"]))  # noqa: S307
+
+
+@pytest.mark.parametrize("role", ["log", "writer", "witness_coordinator", "witness_hungary"])
+def test_a_key_has_its_id_and_its_text_form(role: str) -> None:
+    known = KNOWN["keys"][role]
+    key = note.VerifierKey(known["name"], known["type"], bytes.fromhex(known["public"]))
+    assert key.id.hex() == known["key_id"]
+    assert str(key) == known["vkey"]
+    assert note.VerifierKey.parse(known["vkey"]) == key
+    if known["type"] == note.ED25519:
+        assert note.Ed25519Signer(known["name"], bytes([known["seed_byte"]]) * 32).key == key
+
+
+def test_a_key_of_the_later_kind_is_read_by_its_text_form() -> None:
+    known = KNOWN["keys"]["witness_switzerland_mldsa44"]
+    key = note.VerifierKey.parse(known["vkey"])
+    assert (key.kind, key.id.hex(), str(key)) == (note.MLDSA44, known["key_id"], known["vkey"])
+
+
+def test_the_example_note_of_the_format_opens() -> None:
+    example = KNOWN["keys"]["c2sp_example"]
+    key = note.VerifierKey.parse(example["vkey"])
+    signed = note.parse_note(example["note"].encode())
+    assert note.signers_of(signed, [key]) == (key,)
+    assert bytes(signed) == example["note"].encode()
+
+
+@pytest.mark.parametrize("case", named(KNOWN["keys"]["refuse_vkeys"]))
+def test_a_malformed_verifier_key_is_refused(case: dict[str, Any]) -> None:
+    with pytest.raises(NoteRefused):
+        note.VerifierKey.parse(case["vkey"])
+
+
+def test_a_pseudonym_is_keyed_by_the_person() -> None:
+    known = KNOWN["pseudonym"]
+    assert private.pseudonym_of(bytes.fromhex(known["k_subject"]), known["id"]) == known["pseudonym"]
+
+
+@pytest.mark.parametrize("case", KNOWN["commitment"]["cases"])
+def test_a_commitment_is_salted_and_names_its_field(case: dict[str, str]) -> None:
+    value = bytes.fromhex(case["value_hex"])
+    assert private.commitment_of(bytes.fromhex(case["salt"]), case["field"], value) == case["commitment"]
+
+
+def writer_key(name: str, key_id: bytes) -> note.VerifierKey:
+    return Keyring.opened(KNOWN["entries"]["log"][0]["event"]).writer(name, key_id, 0)
+
+
+@pytest.mark.parametrize("case", KNOWN["entries"]["log"], ids=lambda case: str(case["index"]))
+def test_a_draft_becomes_its_leaf_and_the_leaf_its_draft(case: dict[str, Any]) -> None:
+    assert draft_from(case["draft"]).body() == case["draft"]
+    assert draft_digest(case["draft"]) == case["draft_digest"]
+    assert canonical.encode(case["event"]) == case["body"].encode()
+    signer = note.Ed25519Signer(WRITER.name, bytes([2]) * 32)
+    leaf = write_leaf(ORIGIN, case["event"], signer)
+    assert leaf == case["leaf"].encode()
+    assert len(leaf) == case["leaf_bytes"]
+    assert hashlib.sha256(leaf).hexdigest() == case["leaf_sha256"]
+    assert merkle.leaf_hash(leaf).hex() == case["leaf_hash"]
+    opened = open_leaf(leaf, origin=ORIGIN, writer_key=writer_key)
+    assert opened.event == case["event"]
+    assert opened.interpreted
+    assert draft_of(opened.event) == case["draft"]
+
+
+def test_the_five_entries_are_one_log() -> None:
+    history = History(ORIGIN)
+    for case in KNOWN["entries"]["log"]:
+        opened = history.open_next(case["leaf"].encode())
+        assert history.flaws_of(opened.event) == []
+        history = history.after(opened.event, opened.leaf_hash)
+    assert history.size == KNOWN["checkpoint"]["size"]
+    assert history.frontier.root().hex() == KNOWN["checkpoint"]["root"]
+
+
+@pytest.mark.parametrize("case", named(KNOWN["entries"]["refuse"]))
+def test_a_leaf_that_is_not_an_entry_of_this_log_is_refused(case: dict[str, Any]) -> None:
+    with pytest.raises(EntryRefused):
+        open_leaf(case["leaf"].encode(), origin=ORIGIN, writer_key=writer_key)
+
+
+def test_roots_of_counted_leaves() -> None:
+    wanted = {case["size"]: case["root"] for case in KNOWN["merkle_roots"]["roots"]}
+    frontier = merkle.Frontier()
+    for size in range(max(wanted) + 1):
+        if size in wanted:
+            assert frontier.root().hex() == wanted[size], size
+        frontier = frontier.add(merkle.leaf_hash(str(size).encode()))
+
+
+def test_roots_of_the_certificate_transparency_leaves() -> None:
+    leaves = [bytes.fromhex(leaf) for leaf in KNOWN["rfc6962_vector"]["leaves_hex"]]
+    for case in KNOWN["rfc6962_vector"]["roots"]:
+        assert merkle.root_of(leaves[: case["size"]]).hex() == case["root"]
+
+
+def test_a_checkpoint_is_signed_and_opened() -> None:
+    known = KNOWN["checkpoint"]
+    root = bytes.fromhex(known["root"])
+    assert checkpoint.text_of(ORIGIN, known["size"], root) == known["text"]
+    signer = note.Ed25519Signer(LOG_KEY.name, bytes([1]) * 32)
+    assert checkpoint.sign(ORIGIN, known["size"], root, signer) == known["note"].encode()
+    opened = checkpoint.open_checkpoint(known["note"].encode(), origin=ORIGIN, log_keys=[LOG_KEY])
+    assert (opened.origin, opened.size, opened.root) == (ORIGIN, known["size"], root)
+    assert hash_text(opened.root) == "sha256:" + known["root"]
+
+
+@pytest.mark.parametrize("case", named(KNOWN["checkpoint"]["refuse"]))
+def test_a_checkpoint_that_is_not_this_logs_is_refused(case: dict[str, Any]) -> None:
+    with pytest.raises(NoteRefused):
+        checkpoint.open_checkpoint(case["note"].encode(), origin=ORIGIN, log_keys=[LOG_KEY])
+
+
+def test_cosignatures_of_the_policys_witnesses_make_a_quorum() -> None:
+    known = KNOWN["cosignature"]
+    policy = trust.parse_policy(known["policy"])
+    opened = checkpoint.open_checkpoint(
+        known["note_cosigned"].encode(), origin=ORIGIN, log_keys=policy.for_origin(ORIGIN)
+    )
+    cosigners = checkpoint.cosigners_of(opened, policy.witnesses.values())
+    assert set(cosigners) == set(policy.witnesses.values())
+    assert policy.is_met(cosigners)
+    assert not policy.is_met(cosigners[:1])
+
+
+@pytest.mark.parametrize("case", named(KNOWN["cosignature"]["refuse_lines"]))
+def test_a_wrong_cosignature_refuses_the_note(case: dict[str, Any]) -> None:
+    policy = trust.parse_policy(KNOWN["cosignature"]["policy"])
+    opened = checkpoint.parse((KNOWN["checkpoint"]["note"] + case["line"]).encode())
+    with pytest.raises(NoteRefused):
+        checkpoint.cosigners_of(opened, policy.witnesses.values())
+
+
+@pytest.mark.parametrize("case", KNOWN["csv_cells"]["cases"], ids=lambda case: repr(case["text"]))
+def test_a_csv_cell_is_no_formula_and_gives_its_text_back(case: dict[str, str]) -> None:
+    cell = rendering.csv_cell(case["text"])
+    assert cell == case["cell"]
+    assert cell.removeprefix("'") == case["text"] or cell == case["text"]
