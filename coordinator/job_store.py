@@ -1,7 +1,6 @@
 """Jobs, their sites' answers and their events on disk. A step of the job machine is one transaction."""
 
 import json
-import secrets
 from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 
@@ -22,6 +21,13 @@ class JobStore:
     def __init__(self, database: Transactions) -> None:
         self._database = database
 
+    def by_key(self, idempotency_key: str) -> JobRecord | None:
+        """Return the job that was submitted under a key, or None."""
+        query = select(tables.job.c.id).where(tables.job.c.idempotency_key == idempotency_key)
+        with self._database.read() as connection:
+            found = connection.scalar(query)
+            return None if found is None else queries.job(connection, JobId(found))
+
     def create(self, new: NewJob) -> tuple[JobRecord, bool]:
         """Store a submitted job in state queued; return it, and whether it is new.
 
@@ -30,12 +36,11 @@ class JobStore:
         Raises:
             InvalidInput: The key was used for another plan; nothing was stored.
         """
-        job_id = JobId(f"{new.name}-{secrets.token_hex(3)}")
 
         def work(connection: Connection) -> tuple[JobRecord, bool]:
-            known = self._known_job(connection, new, job_id)
+            known = self._known_job(connection, new)
             if known is not None:
-                return known, known.id == job_id
+                return known, known.id == new.id
             now = self._database.now_us()
             fresh = Job(
                 quorum=new.quorum,
@@ -46,7 +51,7 @@ class JobStore:
             queued, _ = job_machine.step(fresh, job_machine.Submitted())
             number = connection.scalar(select(func.coalesce(func.max(tables.job.c.number), 0))) or 0
             values = {
-                "id": job_id,
+                "id": new.id,
                 "number": number + 1,
                 "name": new.name,
                 "plan": new.plan,
@@ -66,18 +71,18 @@ class JobStore:
             connection.execute(insert(tables.job).values(values))
             for site, standing in queued.sites.items():
                 connection.execute(
-                    insert(tables.job_site).values(job=job_id, site=site, told="", **rows.site_values(standing))
+                    insert(tables.job_site).values(job=new.id, site=site, told="", **rows.site_values(standing))
                 )
             queries.tell(
-                connection, job_id, [("job.submitted", {"state": JobState.QUEUED.value})], self._database.now_us()
+                connection, new.id, [("job.submitted", {"state": JobState.QUEUED.value})], self._database.now_us()
             )
-            return queries.job(connection, job_id), True
+            return queries.job(connection, new.id), True
 
         return self._database.once(work)
 
-    def _known_job(self, connection: Connection, new: NewJob, job_id: JobId) -> JobRecord | None:
+    def _known_job(self, connection: Connection, new: NewJob) -> JobRecord | None:
         """Return the job that this call, or an earlier one under the same key, has stored already."""
-        where = tables.job.c.id == job_id
+        where = tables.job.c.id == new.id
         if new.idempotency_key is not None:
             where = where | (tables.job.c.idempotency_key == new.idempotency_key)
         row = connection.execute(select(tables.job.c.id, tables.job.c.plan_digest).where(where)).first()
@@ -191,6 +196,23 @@ class JobStore:
             )
 
         self._database.change(job_id, work)
+
+    def counts(self) -> dict[str, int]:
+        """Return how many jobs there are in each state."""
+        columns = tables.job.c
+        with self._database.read() as connection:
+            found = connection.execute(select(columns.state, func.count()).group_by(columns.state)).all()
+        return {str(row[0]): int(row[1]) for row in found}
+
+    def everybody_told(self, job_id: JobId) -> bool:
+        """Return whether every site of an ended job that got the offer has been told of the end."""
+        query = (
+            select(tables.job_site.c.site)
+            .join(tables.job, tables.job.c.id == tables.job_site.c.job)
+            .where(tables.job_site.c.job == job_id, tables.job_site.c.told != tables.job.c.state)
+        )
+        with self._database.read() as connection:
+            return connection.execute(query.limit(1)).first() is None
 
     def events(self, job_id: JobId, *, after: int = 0, limit: int = 500) -> list[EventRecord]:
         """Return a job's events with a number above `after`, the oldest first."""

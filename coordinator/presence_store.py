@@ -14,19 +14,26 @@ class PresenceStore:
     def __init__(self, database: Transactions) -> None:
         self._database = database
 
-    def save(self, site: SiteId, *, connected: bool, hello: bytes | None = None) -> None:
-        """Keep that a site's link stands or broke just now; its last hello stays unless a new one is given."""
+    def save_hello(self, site: SiteId, hello: bytes) -> None:
+        """Keep the body of a site's hello; whether its link stands is told by `save`."""
+        self._save(site, None, hello)
 
+    def save(self, site: SiteId, *, connected: bool) -> None:
+        """Keep that a site's link stands or broke just now."""
+        self._save(site, connected, None)
+
+    def _save(self, site: SiteId, connected: bool | None, hello: bytes | None) -> None:
         def work(connection: Connection) -> None:
             now = self._database.now_us()
             columns = tables.presence.c
             known = connection.execute(select(tables.presence).where(columns.site == site)).first()
             if known is None:
-                values = {"connected": connected, "since_us": now, "seen_us": now, "hello": hello}
+                values = {"connected": bool(connected), "since_us": now, "seen_us": now, "hello": hello}
                 connection.execute(insert(tables.presence).values(site=site, **values))
                 return
-            since = now if known.connected != connected else known.since_us
-            values = {"connected": connected, "since_us": since, "seen_us": now, "hello": hello or known.hello}
+            stands = known.connected if connected is None else connected
+            since = now if known.connected != stands else known.since_us
+            values = {"connected": stands, "since_us": since, "seen_us": now, "hello": hello or known.hello}
             connection.execute(update(tables.presence).where(columns.site == site).values(values))
 
         self._database.once(work)

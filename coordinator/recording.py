@@ -12,7 +12,7 @@ from audit import entry, events, merkle
 from audit.canonical import Event
 from audit.errors import AuditError
 from audit.log import AuditLog
-from coordinator.records import AttemptRecord, JobRecord, ReleaseRecord
+from coordinator.records import AttemptRecord, JobRecord, NewJob, ReleaseRecord
 from federation.messages import PhaseReply, SiteId
 from federation.plan_fields import Plan
 
@@ -77,7 +77,7 @@ class AuditRecorder:
 
     # --- jobs -------------------------------------------------------------------------------------------------
 
-    def job_submitted(self, record: JobRecord, plan: Plan, actor: events.Actor) -> None:
+    def job_submitted(self, record: NewJob, plan: Plan, actor: events.Actor) -> None:
         """A plan is about to enter the queue; durable on return."""
         purpose = events.Purpose(
             code=plan.purpose.code, basis=plan.purpose.basis, permit=plan.purpose.permit, contract=plan.data.contract

@@ -17,12 +17,14 @@ class NewJob:
     """A submitted plan, checked by whoever hands it in.
 
     Attributes:
+        id: From `new_job_id`.
         plan: Canonical bytes of the resolved plan; `plan_digest` is their SHA-256.
         contract: Canonical bytes of the data contract.
         signature: The submitter's Ed25519 signature of the plan, or the service's where `vouched`.
         parent: The job whose release this one starts from, with `parent_round`, or None.
     """
 
+    id: JobId
     name: str
     plan: bytes
     plan_digest: str

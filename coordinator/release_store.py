@@ -62,6 +62,19 @@ class ReleaseStore:
             row = connection.execute(query).first()
         return None if row is None else rows.release_record(row)
 
+    def newest_evaluated(self, job_id: JobId) -> ReleaseRecord | None:
+        """Return a job's newest release with metrics, or None."""
+        columns = tables.release.c
+        query = (
+            select(tables.release)
+            .where(columns.job == job_id, columns.metrics.is_not(None))
+            .order_by(columns.step.desc())
+            .limit(1)
+        )
+        with self._database.read() as connection:
+            row = connection.execute(query).first()
+        return None if row is None else rows.release_record(row)
+
     def all(self, job_id: JobId) -> list[ReleaseRecord]:
         """Return a job's releases in the order of their steps."""
         query = select(tables.release).where(tables.release.c.job == job_id).order_by(tables.release.c.step)

@@ -7,7 +7,7 @@ the database decides which of the two came first.
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 
 from coordinator import job_machine, queries, round_machine, rows, tables
 from coordinator.job_machine import Job, JobState, JobStep
@@ -129,6 +129,39 @@ class RoundStore:
             return queries.job(connection, job_id), actions
 
         return self._database.change(job_id, work)
+
+    # --- figures ----------------------------------------------------------------------------------------------
+
+    def counts(self) -> dict[str, int]:
+        """Return how many attempts of rounds there are in each state."""
+        columns = tables.attempt.c
+        with self._database.read() as connection:
+            found = connection.execute(select(columns.state, func.count()).group_by(columns.state)).all()
+        return {str(row[0]): int(row[1]) for row in found}
+
+    def upload_bytes(self) -> int:
+        """Return the bytes of all updates that were ever taken in."""
+        with self._database.read() as connection:
+            return int(connection.scalar(select(func.coalesce(func.sum(tables.attempt.c.upload_bytes), 0))) or 0)
+
+    def seconds(self, *, limit: int = 100) -> list[float]:
+        """Return how long the newest released rounds took, the newest first."""
+        columns = tables.attempt.c
+        query = (
+            select(columns.opened_us, columns.ended_us)
+            .where(columns.state == RoundState.RELEASED.value)
+            .order_by(columns.ended_us.desc())
+            .limit(limit)
+        )
+        with self._database.read() as connection:
+            return [(ended - opened) / 1e6 for opened, ended in connection.execute(query)]
+
+    def reply_counts(self) -> dict[str, int]:
+        """Return how many answers to each phase were ever taken in."""
+        columns = tables.phase_reply.c
+        with self._database.read() as connection:
+            found = connection.execute(select(columns.phase, func.count()).group_by(columns.phase)).all()
+        return {str(row[0]): int(row[1]) for row in found}
 
     # --- replies ----------------------------------------------------------------------------------------------
 

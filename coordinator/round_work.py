@@ -8,7 +8,7 @@ answered, and counts nothing twice.
 Not here: what decides (the machines), who may take part (the service), how messages travel (`flower_server`).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,7 +19,7 @@ from coordinator import evaluation, job_machine, round_machine
 from coordinator.job_machine import JobState
 from coordinator.model_registry import ModelRegistry, Stepped
 from coordinator.recording import Recorder
-from coordinator.records import AttemptRecord, JobRecord, ReleaseRecord, ReplyRecord
+from coordinator.records import AttemptRecord, Fact, JobRecord, ReleaseRecord, ReplyRecord
 from coordinator.round_machine import Round, RoundState, Standing
 from coordinator.site_machine import SiteState
 from coordinator.store import Store
@@ -48,6 +48,9 @@ from federation.tensors import Array, Manifest, NotFinite, UpdateRefused, check_
 UPDATE_HEADER_BYTES: Final = 1 << 20
 """What an update's file may have beyond its tensors."""
 
+RoundEnd = job_machine.RoundReleased | job_machine.RoundAbandoned
+CloseRound = Callable[[JobId, RoundEnd, Sequence[Fact]], object]
+"""Takes the job past a round, in the store, and does what follows."""
 CombineRobustly = Callable[[RobustStrategy, Mapping[str, Path], Mapping[str, int], Manifest, Path], None]
 
 
@@ -124,6 +127,7 @@ class RoundWork:
         clock: Clock,
         new_message_id: Callable[[], str],
         settings: RoundSettings,
+        close: CloseRound | None = None,
         combine_robustly: CombineRobustly | None = None,
     ) -> None:
         self.job: Final[JobId] = record.id
@@ -136,6 +140,7 @@ class RoundWork:
         self._clock = clock
         self._new_message_id = new_message_id
         self._settings = settings
+        self._close = close or store.rounds.close
         self._combine_robustly = combine_robustly
         self._weights: dict[SiteId, int] = {}
         self._resumed = True
@@ -266,9 +271,7 @@ class RoundWork:
         fact = {"round": found.number, "survivors": list(found.survivors), "late": late}
         for site, standing in found.sites.items():
             if standing in (Standing.ASKED, Standing.LOST):
-                lost = standing is Standing.LOST
-                code = "CFD-R09" if lost else "CFD-R08"
-                self._recorder.site_missed(attempt, site, Phase.TRAIN.value, code=code, lost=lost)
+                self._missed(attempt, site, Phase.TRAIN, lost=standing is Standing.LOST)
         facts: list[tuple[str, Mapping[str, Any]]] = [("round.closed", fact)]
         facts += [
             ("site.bad", {"round": found.number, "site": site, "reason": reason})
@@ -399,22 +402,29 @@ class RoundWork:
             if site not in answered and record.job.sites[site].takes_part
         }
 
-    def evaluate(self, attempt: AttemptRecord, heard: Iterator[Heard]) -> None:
-        """Sum the sites' figures and store the metrics; with fewer sites than the quorum they are not available."""
+    def evaluate(self, attempt: AttemptRecord, asked: Iterable[SiteId], heard: Iterator[Heard]) -> None:
+        """Sum the sites' figures and store the metrics; with fewer sites than the quorum they are not available.
+
+        Args:
+            attempt: The released attempt.
+            asked: The sites that were asked just now.
+            heard: What comes back from them.
+        """
         plan, release = self.plan.evaluate, self._newest()
         if plan is None or (attempt.round.number + 1) % plan.every or release.metrics is not None:
             return
         counts: dict[SiteId, EvaluationCounts] = {}
+        missing = set(asked)
         for kept in self._replies(attempt, Phase.EVALUATE):
+            missing.discard(kept.site)
             self._add(counts, kept.site, _reply_of(kept), plan.release)
-        for outcome in heard:
+        while missing and (outcome := next(heard, None)) is not None:
+            missing.discard(outcome.site)
             if outcome.reply is not None:
                 self._keep(outcome.site, outcome.reply)
                 self._add(counts, outcome.site, outcome.reply, plan.release)
             else:
-                lost = outcome.silence is Silence.LOST
-                code = "CFD-R09" if lost else "CFD-R08"
-                self._recorder.site_missed(attempt, outcome.site, Phase.EVALUATE.value, code=code, lost=lost)
+                self._missed(attempt, outcome.site, Phase.EVALUATE, lost=outcome.silence is Silence.LOST)
         names: list[str] = list(plan.metrics)
         found: dict[str, float | None] = dict.fromkeys(names)
         if len(counts) >= attempt.round.quorum:
@@ -423,6 +433,10 @@ class RoundWork:
         document = canonical.encode({name: None if value is None else value.hex() for name, value in found.items()})
         self._recorder.evaluated(self.job, *at, document, names)
         self._store.releases.save_metrics(self.job, release.step, at=at, metrics=found)
+
+    def _missed(self, attempt: AttemptRecord, site: SiteId, phase: Phase, *, lost: bool) -> None:
+        code = "CFD-R09" if lost else "CFD-R08"
+        self._recorder.site_missed(attempt, site, phase.value, code=code, lost=lost)
 
     def _add(self, counts: dict[SiteId, EvaluationCounts], site: SiteId, reply: PhaseReply, release: str) -> None:
         figures = reply.evaluation
@@ -435,15 +449,13 @@ class RoundWork:
         """Take the job past the round, then let go of what nobody needs any more."""
         round_ = attempt.round
         if round_.state is RoundState.ABANDONED:
-            event: job_machine.RoundReleased | job_machine.RoundAbandoned = job_machine.RoundAbandoned(
-                round_.number, round_.attempt, round_.reason
-            )
+            event: RoundEnd = job_machine.RoundAbandoned(round_.number, round_.attempt, round_.reason)
             facts = [("round.abandoned", _abandoned_fact(round_))]
         else:
             event = job_machine.RoundReleased(round_.number)
             facts = [("round.done", self._done_fact(attempt))]
         self._recorder.round_ends()
-        self._store.rounds.close(self.job, event, facts)
+        self._close(self.job, event, facts)
         self._resumed = False
         self._forget_updates(round_.number)
         self._forget_models()
@@ -528,7 +540,7 @@ def run_job(work: RoundWork, exchange: Exchange) -> None:
             attempt = _release(work, attempt)
         if attempt.round.state is RoundState.RELEASED:
             requests = work.evaluation_requests(attempt)  # 8. score the new model where it is due
-            work.evaluate(attempt, exchange.ask(requests, timeout_s=_longest_s(requests)))
+            work.evaluate(attempt, requests, exchange.ask(requests, timeout_s=_longest_s(requests)))
         work.close_round(attempt)  # 9. the job goes on to the next round, the next attempt, or its end
     work.wind_up()
 

@@ -1,8 +1,8 @@
 """How one site stands in one job: a pure table, and the only writer of `SiteInJob.state`.
 
 A site is invited once. Its last answer decides whether it takes part; a site that was late or lost takes part again
-at the next round, because nothing it did is held against it. A refusal is final for the job: the site said no, or
-said on its own that the job stopped there.
+at the next round, because nothing it did is held against it. A site that refused, or said on its own that the job
+stopped there, is out until it gives another answer.
 """
 
 from dataclasses import dataclass, replace
@@ -101,7 +101,11 @@ TABLE: Final[dict[SiteState, dict[SiteEvent, SiteState]]] = {
         SiteEvent.LOSE: SiteState.LOST,
         SiteEvent.MISS: SiteState.LOST,
     },
-    SiteState.REFUSED: {SiteEvent.REFUSE: SiteState.REFUSED},
+    SiteState.REFUSED: {
+        SiteEvent.PARK: SiteState.PARKED,
+        SiteEvent.ACCEPT: SiteState.ACCEPTED,
+        SiteEvent.REFUSE: SiteState.REFUSED,
+    },
 }
 
 

@@ -179,8 +179,17 @@ def test_every_event_of_a_site_leads_where_its_table_says_or_is_refused(state: S
     assert bool(after.reasons) == (target is state)
 
 
-def test_a_refusal_is_final_for_a_site() -> None:
-    assert set(SITE_TABLE[SiteState.REFUSED].values()) == {SiteState.REFUSED}
+def test_only_the_last_answer_of_a_site_counts() -> None:
+    refused, _ = step(job(JobState.OFFERED, quorum=1), m.SiteAnswered(A, SiteEvent.REFUSE, ("CFD-S01: not at night",)))
+    assert refused.cohort() == ()
+    accepted, _ = step(refused, m.SiteAnswered(A, SiteEvent.ACCEPT))
+    assert accepted.cohort() == (A,)
+    assert accepted.sites[A].reasons == ()
+
+
+def test_a_round_never_asks_a_site_that_refused() -> None:
+    with pytest.raises(OutOfOrder, match="refused"):
+        step(running(**{A: SiteState.REFUSED}), m.SiteMoved(A, SiteEvent.ASK))
 
 
 @given(st.lists(st.sampled_from(EVENTS), max_size=30))

@@ -1,0 +1,295 @@
+"""The coordinator behind the link: what it answers to sites, and what it does with what they send.
+
+A message is taken over durably or refused with a code; when `on_message` returns, the site may forget it. Nothing here
+waits or trains. Which blob a site may read follows from the releases of jobs that it takes part in; which it may bring,
+from the open rounds in which it was asked.
+"""
+
+import threading
+from collections.abc import Callable
+from datetime import datetime
+from typing import Final
+
+from coordinator.conductor import Conductor
+from coordinator.enrolment import Enrolment
+from coordinator.job_machine import JobState
+from coordinator.job_threads import JobThreads
+from coordinator.membership_store import MembershipStore
+from coordinator.recording import AuditRecorder
+from coordinator.records import JobRecord
+from coordinator.round_work import UPDATE_HEADER_BYTES, is_collecting, keep_reply
+from coordinator.site_machine import SiteEvent, SiteState
+from coordinator.store import Store
+from coordinator.submission import model_layout
+from federation import contract, plan
+from federation.edge.logs import Log
+from federation.enrolment_messages import RenewReply, RenewRequest
+from federation.errors import PeerMisbehaved
+from federation.link.backend import AttendanceState, Member, Peer
+from federation.link.versions import Verdict
+from federation.messages import (
+    Answer,
+    BlobReference,
+    Body,
+    CharterNotice,
+    Decision,
+    Hello,
+    HelloReply,
+    JobId,
+    JobStatus,
+    PhaseReply,
+    PreviewReply,
+    Reason,
+    SignedMessage,
+    SiteId,
+    Versions,
+    encode_body,
+)
+
+_ANSWERS: Final = {
+    Decision.ACCEPTED: SiteEvent.ACCEPT,
+    Decision.REFUSED: SiteEvent.REFUSE,
+    Decision.PARKED: SiteEvent.PARK,
+}
+_LIVE: Final = (JobState.OFFERED, JobState.RUNNING, JobState.PAUSED)
+
+
+class Previews:
+    """Sites' answers to previews that somebody waits for; kept in memory only."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._answers: dict[str, PreviewReply | None] = {}
+
+    def expect(self, request_id: str) -> None:
+        """Wait for an answer to this request from now on."""
+        with self._changed:
+            self._answers[request_id] = None
+
+    def take(self, reply: PreviewReply) -> None:
+        """Take an answer in; one that nobody waits for is dropped."""
+        with self._changed:
+            if reply.request_id in self._answers:
+                self._answers[reply.request_id] = reply
+                self._changed.notify_all()
+
+    def collect(self, request_ids: list[str], *, timeout_s: float) -> dict[str, PreviewReply]:
+        """Return the answers to these requests once all are here or the time is over, and wait no longer for them."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: all(self._answers.get(request_id) is not None for request_id in request_ids), timeout=timeout_s
+            )
+            answers = {request_id: self._answers.pop(request_id, None) for request_id in request_ids}
+        return {request_id: reply for request_id, reply in answers.items() if reply is not None}
+
+
+class Reception:
+    """The link's backend.
+
+    Args:
+        store: The truth.
+        membership: Who takes part.
+        enrolment: Answers sites that enrol or renew.
+        recorder: Records answers.
+        versions: What this coordinator runs.
+        previews: Who waits for previews.
+        log: The process's log.
+        send: Sends a message to a site.
+        new_message_id: Makes ids.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        membership: MembershipStore,
+        enrolment: Enrolment,
+        recorder: AuditRecorder,
+        versions: Versions,
+        previews: Previews,
+        log: Log,
+    ) -> None:
+        self._store = store
+        self._membership = membership
+        self._enrolment = enrolment
+        self._recorder = recorder
+        self._versions = versions
+        self._previews = previews
+        self._log = log
+        self._conductor: Conductor | None = None
+        self._threads: JobThreads | None = None
+        self._send: Callable[[str, Body], str] | None = None
+        self._new_message_id: Callable[[], str] = str
+        self._layouts: dict[JobId, int] = {}
+
+    def connect(
+        self,
+        *,
+        conductor: Conductor,
+        threads: JobThreads,
+        send: Callable[[str, Body], str],
+        new_message_id: Callable[[], str],
+    ) -> None:
+        """Give the reception the others; it is the link's backend before there is a link, so they come later."""
+        self._conductor, self._threads = conductor, threads
+        self._send, self._new_message_id = send, new_message_id
+
+    # --- who --------------------------------------------------------------------------------------------------
+
+    def member(self, site: str) -> Member | None:
+        """Return what is known of `site` now."""
+        return self._enrolment.member(site)
+
+    def enrol(self, request: bytes) -> bytes:
+        """Return the answer to an enrolment."""
+        return self._enrolment.enrol(request)
+
+    def renew(self, request: RenewRequest) -> RenewReply:
+        """Return a new certificate for a member."""
+        return self._enrolment.renew(request)
+
+    # --- attendance -------------------------------------------------------------------------------------------
+
+    def on_hello(self, peer: Peer, hello: Hello, verdict: Verdict) -> HelloReply:
+        """Return the reply to a site that begins to attend, and queue what it missed."""
+        site = SiteId(peer.site)
+        self._store.presence.save_hello(site, encode_body(hello))
+        if verdict.upgrade is not None:
+            self._log.warning("site.version_refused", site=site, code="CFD-L07", reason=verdict.upgrade)
+        elif peer.member.status.value == "active":
+            self._send_charters(site, hello.charter_epoch)
+            if self._conductor is not None:
+                self._conductor.greet(site, hello.busy_jobs)
+        signed = self._membership.charter()
+        return HelloReply(
+            message_id=hello.message_id,
+            versions=self._versions,
+            status=peer.member.status,
+            charter_epoch=0 if signed is None else signed.charter.epoch,
+        )
+
+    def send_charters(self, site: SiteId, epoch: int) -> None:
+        """Send a site every signed epoch of the charter after `epoch`, in order."""
+        self._send_charters(site, epoch)
+
+    def _send_charters(self, site: SiteId, epoch: int) -> None:
+        if self._send is None:
+            return
+        for signed in self._membership.charters_after(epoch):
+            self._send(
+                site,
+                CharterNotice(
+                    message_id=self._new_message_id(),
+                    epoch=signed.charter.epoch,
+                    charter=signed.body.hex(),
+                    signature=signed.signature.hex(),
+                ),
+            )
+
+    def on_attendance(self, site: str, state: AttendanceState, since: datetime) -> None:
+        """Note that `site` can, or can no longer, receive work."""
+        connected = state is AttendanceState.CONNECTED
+        self._store.presence.save(SiteId(site), connected=connected)
+        self._log.info("site.connected" if connected else "site.lost", site=site)
+
+    def on_refused(self, site: str, message_id: str, code: str, text: str) -> None:
+        """Note that `site` finally refused a message; what it was for ends by its deadline."""
+        self._log.warning("site.refused_message", site=site, code=code, ref=message_id)
+
+    # --- messages ---------------------------------------------------------------------------------------------
+
+    def on_message(self, site: str, message: SignedMessage, body: Body) -> None:
+        """Take a signed message over, durably.
+
+        Raises:
+            PeerMisbehaved: Of a kind that sites don't send, or of no use; told to the site.
+        """
+        sender = SiteId(site)
+        match body:
+            case Answer():
+                self._answer(sender, message, body)
+            case PhaseReply():
+                self._phase_reply(sender, message, body)
+            case JobStatus():
+                self._job_stopped(sender, body)
+            case PreviewReply():
+                self._previews.take(body)
+            case _:
+                raise PeerMisbehaved("CFD-R02", f"site {site} sent a {message.kind}, which sites don't send")
+
+    def _job_of(self, site: SiteId, job: str) -> JobRecord:
+        record = self._store.jobs.get(JobId(job))
+        if site not in record.job.sites:
+            raise PeerMisbehaved("CFD-J02", f"site {site} isn't invited to job {job}")
+        return record
+
+    def _answer(self, site: SiteId, message: SignedMessage, answer: Answer) -> None:
+        record = self._job_of(site, answer.job)
+        if answer.plan_digest != record.plan_digest:
+            raise PeerMisbehaved("CFD-J02", f"site {site} answered to another plan than that of job {answer.job}")
+        if record.job.state not in _LIVE:
+            return  # the job is over; the site was told
+        refused = answer.decision is Decision.REFUSED
+        code = (answer.reasons[0].code if answer.reasons else "CFD-J06") if refused else None
+        if answer.decision is not Decision.PARKED:
+            self._recorder.job_answered(record, site, message.body, _audit_code(code))
+        self._store.jobs.save_answer(record.id, site, message.body, message.signature)
+        if self._conductor is not None:
+            self._conductor.answered(record.id, site, _ANSWERS[answer.decision], _lines(answer.reasons))
+
+    def _job_stopped(self, site: SiteId, status: JobStatus) -> None:
+        record = self._job_of(site, status.job)
+        standing = record.job.sites[site].state
+        if record.job.state not in _LIVE or standing is SiteState.REFUSED:
+            return
+        code = _audit_code(status.reason.code)
+        self._recorder.job_answered(record, site, encode_body(status), code or "CFD-J06")
+        if self._conductor is not None:
+            self._conductor.answered(record.id, site, SiteEvent.REFUSE, _lines((status.reason,)))
+
+    def _phase_reply(self, site: SiteId, message: SignedMessage, reply: PhaseReply) -> None:
+        self._job_of(site, reply.job)
+        keep_reply(self._store, site, reply, signature=message.signature)
+        if self._threads is not None:
+            self._threads.deliver(JobId(reply.job), site, reply)
+
+    # --- blobs ------------------------------------------------------------------------------------------------
+
+    def may_fetch(self, site: str, reference: BlobReference) -> bool:
+        """Return whether a release of a job of this site names the blob as its record or its mean."""
+        for record in self._store.jobs.of_site(SiteId(site), JobState):
+            if record.job.sites[SiteId(site)].takes_part and self._store.releases.names(record.id, reference.root):
+                return True
+        return False
+
+    def may_deliver(self, site: str, reference: BlobReference) -> bool:
+        """Return whether the site was asked in an open round whose updates can be as large as this blob."""
+        for record in self._store.jobs.of_site(SiteId(site), (JobState.RUNNING, JobState.PAUSED)):
+            attempt = self._store.rounds.get(record.id, record.job.round, record.job.attempt)
+            asked = attempt is not None and is_collecting(attempt) and site in attempt.round.sites
+            if asked and reference.size_bytes <= self._largest_update(record):
+                return True
+        return False
+
+    def _largest_update(self, record: JobRecord) -> int:
+        known = self._layouts.get(record.id)
+        if known is None:
+            manifest = model_layout(plan.decode(record.plan), contract.from_canonical(record.contract))
+            known = self._layouts[record.id] = manifest.floats.size_bytes + UPDATE_HEADER_BYTES
+        return known
+
+    def on_delivered(self, site: str, reference: BlobReference) -> None:
+        """Note nothing: a blob counts once the site's reply names it."""
+
+
+def _lines(reasons: tuple[Reason, ...]) -> tuple[str, ...]:
+    return tuple(f"{reason.code}: {reason.text}" if reason.text else reason.code for reason in reasons)
+
+
+def _audit_code(code: str | None) -> str | None:
+    """Return a site's code if the audit log can hold it, else ours for a refusal."""
+    if code is None:
+        return None
+    number = code.removeprefix("CFD-")
+    known = code.startswith("CFD-") and number[:1].isupper() and number[1:].isdigit() and len(number) in (3, 4)
+    return code if known else "CFD-J06"

@@ -1,0 +1,550 @@
+"""The coordinator's service: everything of one home, wired together; what the API and the commands call.
+
+`open_service` opens a home (lock, configuration, log, database, blobs), `start` goes on with every unfinished job
+where it was and opens the link, `stop` ends at the next safe point. All methods are safe for threads; they block, and
+raise the errors of `federation.errors`. Decisions are the machines', acts are the conductor's, and this class holds
+neither.
+"""
+
+import hashlib
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
+
+from audit.log import AuditLog
+from coordinator import job_machine, membership_home, showing
+from coordinator.conductor import Conductor
+from coordinator.configuration import CoordinatorConfiguration
+from coordinator.enrolment import Enrolment
+from coordinator.job_machine import JobState
+from coordinator.job_threads import JobThreads
+from coordinator.membership_store import MembershipStore
+from coordinator.model_registry import ModelRegistry
+from coordinator.reception import Previews, Reception
+from coordinator.recording import AuditRecorder
+from coordinator.records import JobRecord
+from coordinator.round_work import RoundSettings, RoundWork
+from coordinator.store import Store
+from coordinator.submission import ResolvedPlan, Submissions
+from coordinator.transactions import microseconds
+from coordinator.views import (
+    EventView,
+    JobView,
+    PreviewView,
+    ResultFile,
+    ResultView,
+    RoundView,
+    SiteInJobView,
+    SiteView,
+    ValidationView,
+)
+from federation import contract, flower, plan
+from federation.edge.clock import Clock
+from federation.edge.files import HomeLock
+from federation.edge.homes import CoordinatorHome
+from federation.edge.logs import Log
+from federation.errors import ConfideError, InvalidInput, OutOfOrder
+from federation.identity import IdentityKey
+from federation.link.blobs import BlobStore
+from federation.link.server import LinkServer, ServerTls
+from federation.messages import (
+    PROTOCOL_VERSION,
+    BlobReference,
+    JobId,
+    Phase,
+    PhaseReply,
+    PreviewRequest,
+    SiteId,
+    Versions,
+    decode_body,
+)
+
+STOP_WAIT_S: Final = 30.0
+"""How long an orderly stop waits for a job that is just writing a model."""
+
+
+def own_versions() -> Versions:
+    """Return what this program is, for the hello of the link."""
+    try:
+        found = version("confide")
+    except PackageNotFoundError:
+        found = "0.0.0"
+    return Versions(confide=found, protocol=PROTOCOL_VERSION, oldest_protocol=PROTOCOL_VERSION)
+
+
+class CoordinatorService:
+    """One home at work. Made by `open_service`."""
+
+    def __init__(
+        self,
+        home: CoordinatorHome,
+        configuration: CoordinatorConfiguration,
+        *,
+        engine: Engine,
+        lock: HomeLock,
+        audit: AuditLog,
+        membership: MembershipStore,
+        enrolment: Enrolment,
+        identity: IdentityKey,
+        clock: Clock,
+        log: Log,
+    ) -> None:
+        self.home: Final = home
+        self.configuration: Final = configuration
+        self.audit: Final = audit
+        self.membership: Final = membership
+        self.log: Final = log
+        self.clock: Final = clock
+        self._engine = engine
+        self._lock = lock
+        self._identity = identity
+        self._store = Store(engine, clock)
+        self._blobs = BlobStore(home.blobs)
+        self._registry = ModelRegistry(self._blobs, home.path / "scratch", identity, lambda: microseconds(clock))
+        self._recorder = AuditRecorder(audit)
+        self._previews = Previews()
+        self._reception = Reception(
+            store=self._store,
+            membership=membership,
+            enrolment=enrolment,
+            recorder=self._recorder,
+            versions=own_versions(),
+            previews=self._previews,
+            log=log,
+        )
+        self.link: Final = LinkServer(
+            listen=configuration.link.listen,
+            tls=self._tls,
+            identity=identity,
+            versions=own_versions(),
+            backend=self._reception,
+            blobs=self._blobs,
+            limits=configuration.link_limits,
+            clock=clock,
+            randomness=secrets.token_bytes,
+        )
+        self._submissions = Submissions(
+            store=self._store,
+            recorder=self._recorder,
+            identity=identity,
+            charter=lambda: None if (signed := membership.charter()) is None else signed.charter,
+            status=membership.status,
+            contracts=home.contracts,
+        )
+        self._conductor = Conductor(
+            store=self._store,
+            recorder=self._recorder,
+            link=self.link,
+            new_message_id=self.link.message_ids.next,
+            settings=configuration.jobs,
+            clock=clock,
+            log=log,
+            forget=self._forget_means,
+        )
+        self._threads = JobThreads(
+            prepare=self._prepare,
+            has_ended=lambda job: self._store.jobs.get(job).job.state in job_machine.ENDS,
+            on_broken=self._break,
+            on_stopped=lambda job: self._conductor.pump(),
+            log=log,
+        )
+        self._reception.connect(
+            conductor=self._conductor,
+            threads=self._threads,
+            send=self.link.send,
+            new_message_id=self.link.message_ids.next,
+        )
+        self._charter_watch = threading.Event()
+        self._charters = threading.Thread(target=self._watch_charter, name="charter", daemon=True)
+        self._started = False
+        self._closed = False
+
+    # --- life -------------------------------------------------------------------------------------------------
+
+    def start(self) -> int:
+        """Go on with every unfinished job where it was, open the link, and return its port.
+
+        Raises:
+            ConfigurationWrong: The address can't be listened on.
+        """
+        self._store.presence.everyone_is_lost()
+        port = self.link.start()
+        self._conductor.start(self._threads)
+        self._charters.start()
+        self._started = True
+        self.log.info("coordinator.started")
+        return port
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Stop at the next safe point: no model is half written, every round goes on after the next start.
+
+        Args:
+            at_once: Don't wait; what is being written is written again after the next start.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._charter_watch.set()
+        self._conductor.stop()
+        left = self._threads.stop(timeout_s=0.2 if at_once else STOP_WAIT_S)
+        if self._started:
+            self.link.stop(0.0 if at_once else 1.0)
+        for job in left:
+            self.log.warning("job.cut", job=job)
+        self.audit.close("signal" if at_once else "drain")
+        self._engine.dispose()
+        self._lock.release()
+
+    def ready(self) -> dict[str, str]:
+        """Return what isn't ready, by part; nothing when the service can work."""
+        problems: dict[str, str] = {}
+        try:
+            self._store.jobs.page(limit=1)
+        except DBAPIError:
+            problems["database"] = "the database doesn't answer"
+        if self.audit.broken:
+            problems["audit"] = "the audit log can't be written"
+        if not self._started or self._closed:
+            problems["link"] = "the link isn't open"
+        return problems
+
+    @property
+    def identity_public(self) -> bytes:
+        """Return the coordinator's public identity key, 32 bytes."""
+        return self._identity.public
+
+    # --- plans and jobs ---------------------------------------------------------------------------------------
+
+    def resolve(self, text: bytes, *, contract: bytes | None = None) -> ResolvedPlan:
+        """Return the plan in `text` (YAML or canonical bytes) with every open field filled in, to be signed."""
+        return self._submissions.resolve(text, contract_text=contract)
+
+    def resolve_retry(self, job: str, from_round: int) -> ResolvedPlan:
+        """Return the plan of a new job that does a job's rounds again from round `from_round`, counted from 0."""
+        return self._submissions.resolve_retry(JobId(job), from_round)
+
+    def validate(self, text: bytes, *, contract: bytes | None = None) -> ValidationView:
+        """Return what a valid plan means; every problem of an invalid one is raised at once."""
+        return self._submissions.validate(text, contract_text=contract)
+
+    def previews(
+        self,
+        text: bytes,
+        sites: Sequence[str] | None = None,
+        *,
+        contract: bytes | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[PreviewView, ...]:
+        """Ask sites (None: all invited) what they would answer to a plan; nothing is reserved or promised."""
+        resolved = self.resolve(text, contract=contract)
+        wanted = sorted(resolved.plan.sites.invite if sites is None else sites)
+        unknown = sorted(set(wanted) - set(resolved.plan.sites.invite))
+        if unknown:
+            raise InvalidInput("CFD-J02", f"the plan doesn't invite {', '.join(unknown)}")
+        requests: dict[str, str] = {}
+        for site in wanted:
+            if self.link.connected(site):
+                request = PreviewRequest(
+                    message_id=self.link.message_ids.next(), plan=resolved.data.hex(), contract=resolved.contract.hex()
+                )
+                self._previews.expect(request.message_id)
+                requests[site] = self.link.send(site, request)
+        wait_s = self.configuration.jobs.preview_s if timeout_s is None else timeout_s
+        answers = self._previews.collect(list(requests.values()), timeout_s=wait_s)
+        for site, request_id in requests.items():
+            if request_id not in answers:
+                self.link.withdraw(site, request_id)
+        return tuple(showing.preview_view(site, answers.get(requests.get(site, ""))) for site in wanted)
+
+    def submit(
+        self,
+        data: bytes,
+        *,
+        submitter: str,
+        signature: bytes | None,
+        contract: bytes | None = None,
+        priority: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> tuple[JobView, bool]:
+        """Put a resolved plan into the queue; return the job, and whether it is new. See `Submissions.submit`."""
+        record, new = self._submissions.submit(
+            data,
+            submitter=submitter,
+            signature=signature,
+            contract_text=contract,
+            priority=priority,
+            idempotency_key=idempotency_key,
+        )
+        if new:
+            self.log.info("job.submitted", job=record.id)
+            self._conductor.pump()
+        return self.show(record.id), new
+
+    def pause(self, job: str, actor: str | None = None) -> JobView:
+        """Let the job's round end and begin no other."""
+        self._conductor.step(JobId(job), job_machine.PauseAsked(), actor=self._conductor.actor_of(actor))
+        return self.show(job)
+
+    def resume(self, job: str, actor: str | None = None) -> JobView:
+        """Go on with a paused job."""
+        self._conductor.step(JobId(job), job_machine.ResumeAsked(), actor=self._conductor.actor_of(actor))
+        return self.show(job)
+
+    def cancel(self, job: str, actor: str | None = None, reason: str = "") -> JobView:
+        """End a job for good; nothing of its open round is released, and its sites settle their budgets."""
+        event = job_machine.CancelAsked(reason or "cancelled by a person")
+        self._conductor.step(JobId(job), event, actor=self._conductor.actor_of(actor))
+        return self.show(job)
+
+    def why(self, job: str) -> str:
+        """Return in one sentence what a job waits for, or why it ended."""
+        return self._conductor.why(JobId(job))
+
+    # --- showing ----------------------------------------------------------------------------------------------
+
+    def plan(self, job: str) -> bytes:
+        """Return the canonical bytes of a job's plan."""
+        return self._store.jobs.get(JobId(job)).plan
+
+    def contract(self, job: str) -> bytes:
+        """Return the canonical bytes of a job's data contract."""
+        return self._store.jobs.get(JobId(job)).contract
+
+    def list_jobs(
+        self, states: Iterable[str] | None = None, *, before: int | None = None, limit: int = 100
+    ) -> tuple[JobView, ...]:
+        """Return jobs, the newest first; `before` is the `number` of the last one of the page before."""
+        try:
+            wanted = None if states is None else [JobState(state) for state in states]
+        except ValueError:
+            known = ", ".join(state.value for state in JobState)
+            raise InvalidInput("CFD-J02", f"no such state of a job; there are: {known}") from None
+        records = self._store.jobs.page(wanted, before=before, limit=limit)
+        return tuple(
+            showing.job_view(
+                record,
+                waiting=job_machine.waiting_for(record.job),
+                newest=self._store.releases.newest_evaluated(record.id),
+            )
+            for record in records
+        )
+
+    def show(self, job: str) -> JobView:
+        """Return a job with its sites and rounds."""
+        record = self._store.jobs.get(JobId(job))
+        presence = self._store.presence.all()
+        sites = [self._site_in_job(record, site, presence) for site in sorted(record.job.sites)]
+        rounds = self._rounds(record)
+        current = rounds[-1] if rounds else None
+        waiting = showing.waiting_sentence(record, current)
+        if record.job.state is JobState.QUEUED:
+            waiting = self._conductor.why(record.id)
+        newest = self._store.releases.newest_evaluated(record.id)
+        return showing.job_view(record, waiting=waiting, newest=newest, sites=sites, rounds=rounds)
+
+    def _site_in_job(self, record: JobRecord, site: SiteId, presence: Any) -> SiteInJobView:
+        kept = self._store.jobs.answer(record.id, site)
+        return showing.site_in_job_view(record, site, None if kept is None else kept[0], presence)
+
+    def _rounds(self, record: JobRecord) -> list[RoundView]:
+        releases = {release.step - 1: release for release in self._store.releases.all(record.id)}
+        views = []
+        for attempt in self._store.rounds.all(record.id):
+            at = (attempt.round.number, attempt.round.attempt)
+            replies = self._store.rounds.replies(record.id, *at, Phase.TRAIN)
+            bodies = [decode_body("phase-reply", reply.body) for reply in replies if reply.body is not None]
+            spent = [showing.rounded_up(body.epsilon) for body in bodies if isinstance(body, PhaseReply)]
+            known = [epsilon for epsilon in spent if epsilon is not None]
+            views.append(
+                showing.round_view(
+                    attempt,
+                    releases.get(attempt.round.number),
+                    answered=frozenset(reply.site for reply in replies),
+                    epsilon=max(known, default=None),
+                )
+            )
+        return views
+
+    def events(self, job: str, *, after: int = 0, limit: int = 500) -> tuple[EventView, ...]:
+        """Return a job's events with a number above `after`, the oldest first."""
+        found = self._store.jobs.events(JobId(job), after=after, limit=limit)
+        return tuple(showing.event_view(event) for event in found)
+
+    def watch(self, job: str, *, after: int = 0, wait_s: float = 15.0) -> tuple[EventView, ...]:
+        """Return a job's events above `after` as soon as there are any, or nothing after `wait_s`."""
+        until_s = self.clock.monotonic_s() + wait_s
+        seen = self._store.database.wait_for_news(-1, timeout_s=0)
+        while not (found := self.events(job, after=after)):
+            left_s = until_s - self.clock.monotonic_s()
+            if left_s <= 0 or self._closed:
+                return ()
+            seen = self._store.database.wait_for_news(seen, timeout_s=left_s)
+        return found
+
+    def sites(self) -> tuple[SiteView, ...]:
+        """Return every site that ever said hello, and what it works on."""
+        live = (JobState.OFFERED, JobState.RUNNING, JobState.PAUSED)
+        return tuple(
+            showing.site_view(presence, self._store.jobs.of_site(site, live))
+            for site, presence in sorted(self._store.presence.all().items())
+        )
+
+    def result_files(self, job: str, round: int | None = None) -> ResultView:  # noqa: A002 (the word that people use)
+        """Return the files of a job's newest released model, or of the one after `round`, counted from 0.
+
+        Raises:
+            InvalidInput: There is no such model, or it is no longer kept.
+        """
+        record = self._store.jobs.get(JobId(job))
+        releases = [release for release in self._store.releases.all(record.id) if release.step > 0]
+        wanted = [release for release in releases if round is None or release.round == round]
+        if not wanted:
+            raise InvalidInput("CFD-J09", f"job {job} has released no {'such ' if releases else ''}model yet")
+        chosen = wanted[-1]
+        files = [_file("model.safetensors", self._blob(chosen.model))]
+        if chosen.state is not None:
+            files.append(_file("server_state.safetensors", self._blob(chosen.state)))
+        chain = self._store.releases.all(record.id)[: chosen.step + 1]
+        return ResultView(
+            job=record.id,
+            round=chosen.round,
+            step=chosen.step,
+            model_digest=chosen.model_digest,
+            files=tuple(files),
+            releases=tuple({"record": one.record.hex(), "signature": one.signature.hex()} for one in chain),
+            metrics=None if chosen.metrics is None else dict(chosen.metrics),
+        )
+
+    def _blob(self, reference: BlobReference) -> Path:
+        try:
+            return self._blobs.path(reference)
+        except OutOfOrder:
+            raise InvalidInput(
+                "CFD-J09", "this model is no longer kept", hint="raise retention.models_count, or take a newer round"
+            ) from None
+
+    def metrics(self) -> Mapping[str, Any]:
+        """Return figures for monitoring: jobs by state, rounds by outcome, sites up, bytes, free places."""
+        presence = self._store.presence.all()
+        return {
+            "jobs": self._store.jobs.counts(),
+            "rounds": self._store.rounds.counts(),
+            "upload_bytes": self._store.rounds.upload_bytes(),
+            "round_seconds": self._store.rounds.seconds(),
+            "updates": self._store.rounds.reply_counts(),
+            "sites": {site: found.connected for site, found in presence.items()},
+            "site_seen_us": {site: found.seen_us for site, found in presence.items()},
+        }
+
+    # --- jobs at work -----------------------------------------------------------------------------------------
+
+    def _prepare(self, job: JobId) -> tuple[RoundWork, Any, Callable[[], None]]:
+        flower.quieten_flower(self.home.path)
+        from coordinator.flower_server import LinkGrid, make_server_app
+
+        record = self._store.jobs.get(job)
+        wanted = plan.decode(record.plan)
+        known = contract.from_canonical(record.contract)
+        bounds = self.configuration.rounds
+        work = RoundWork(
+            record,
+            wanted,
+            self._submissions.first_model(wanted, known),
+            store=self._store,
+            registry=self._registry,
+            recorder=self._recorder,
+            clock=self.clock,
+            new_message_id=self.link.message_ids.next,
+            settings=RoundSettings(
+                max_update_norm=bounds.max_update_norm,
+                deadline_scale=bounds.deadline_scale,
+                models_kept_count=self.configuration.retention.models_count,
+            ),
+            close=self._conductor.close_round,
+            combine_robustly=flower.robust_mean,
+        )
+        grid = LinkGrid(job, record.job.sites, self.link, self.clock)
+        app = make_server_app(work)
+        return work, grid, lambda: app(grid, flower.context_for(job, "coordinator"))
+
+    def _break(self, job: JobId, reason: str) -> None:
+        self._conductor.step(job, job_machine.Broke(reason))
+
+    def _forget_means(self, job: JobId) -> None:
+        """Remove the means of an ended job whose sites all know its end; models stay as the retention says."""
+        releases = self._store.releases.all(job)
+        needed = self._store.releases.roots(except_job=job)
+        for release in releases:
+            needed |= {release.model.root, release.record_blob.root}
+            needed |= {release.state.root} if release.state is not None else set()
+        for release in releases:
+            if release.mean.root not in needed:
+                self._blobs.remove(release.mean)
+
+    def _tls(self) -> ServerTls:
+        files = self.home.credentials()
+        return ServerTls(key_pem=files.private_key, certificate_pem=files.certificate, authority_pem=files.authority)
+
+    def _watch_charter(self) -> None:
+        """Send a charter epoch that a command puts in force to every site that attends, and judge sites anew."""
+        signed = self.membership.charter()
+        epoch = 0 if signed is None else signed.charter.epoch
+        while not self._charter_watch.wait(1.0):
+            try:
+                found = self.membership.charter()
+                if found is None or found.charter.epoch == epoch:
+                    continue
+                for state in self.link.site_states():
+                    if self.link.connected(state.site):
+                        self._reception.send_charters(SiteId(state.site), epoch)
+                epoch = found.charter.epoch
+            except (ConfideError, DBAPIError) as problem:
+                self.log.internal("charter.failed", problem)
+
+
+def _file(name: str, path: Path) -> ResultFile:
+    hasher = hashlib.sha256()
+    with path.open("rb") as stream:
+        while piece := stream.read(1 << 20):
+            hasher.update(piece)
+    return ResultFile(name=name, path=str(path), size_bytes=path.stat().st_size, sha256=hasher.hexdigest())
+
+
+def open_service(home: CoordinatorHome, *, clock: Clock, log: Log) -> CoordinatorService:
+    """Return the service of `home`, opened and not yet started.
+
+    Raises:
+        ConfigurationWrong: Another process uses the home, or something in it is wrong. Nothing was changed.
+        AuditError: The audit log can't be opened.
+    """
+    configuration = membership_home.load(home)
+    lock = HomeLock(home.lock_folder).acquire()
+    try:
+        engine = membership_home.open_database(home, configuration)
+        membership = membership_home.open_membership(home, configuration, engine, clock)
+        audit = AuditLog.open(home.audit, clock=clock, serve_socket=True)
+        try:
+            return CoordinatorService(
+                home,
+                configuration,
+                engine=engine,
+                lock=lock,
+                audit=audit,
+                membership=membership,
+                enrolment=membership_home.open_enrolment(home, configuration, membership, log=audit, clock=clock),
+                identity=home.identity(),
+                clock=clock,
+                log=log,
+            )
+        except BaseException:
+            audit.close("error")
+            raise
+    except BaseException:
+        lock.release()
+        raise
