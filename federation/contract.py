@@ -42,10 +42,12 @@ def _code(value: Any) -> Any:
 Real = Annotated[float, BeforeValidator(_real), Field(allow_inf_nan=False)]
 Positive = Annotated[float, BeforeValidator(_real), Field(gt=0, allow_inf_nan=False)]
 # One line of visible text: control characters and line breaks would forge lines of reports.
-_VISIBLE: Final = r"^[^\p{C}\p{Zl}\p{Zp}]*$"
+# The escapes are read by Python, so that the pattern is one for every reader of the JSON Schema.
+_HIDDEN: Final = "\x00-\x1f\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff"
+_VISIBLE: Final = f"^[^{_HIDDEN}]*$"
 Text = Annotated[str, Field(max_length=200, pattern=_VISIBLE)]
 Level = Annotated[str, BeforeValidator(_code), Field(min_length=1, max_length=100, pattern=_VISIBLE)]
-ColumnName = Annotated[str, Field(pattern=r"^[\p{L}_][\p{L}\p{N}_.-]{0,63}$")]
+ColumnName = Annotated[str, Field(pattern=f"^[^ ,;=\"'`{_HIDDEN}]{{1,64}}$")]
 ContractName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}/v[1-9][0-9]{0,5}$")]
 Day = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")]
 

@@ -31,9 +31,9 @@ def open_parquet(part: Part, needed: Iterable[str], on_bytes: Callable[[int], No
     raw = hash_file(part)
     with contextlib.ExitStack() as stack:
         try:
-            file = stack.enter_context(pq.ParquetFile(part.path))
+            file = stack.enter_context(pq.ParquetFile(part.path, page_checksum_verification=True))
         except OSError as problem:
-            raise cannot_read(part.path, problem) from None
+            raise _io_fault(part, problem) from None
         except pa.ArrowException:
             raise _broken(part) from None
         names = list(file.schema_arrow.names)
@@ -47,6 +47,11 @@ def open_parquet(part: Part, needed: Iterable[str], on_bytes: Callable[[int], No
         table.rows = _rows(file, wanted, part, on_bytes)
         yield table
         table.raw = raw
+
+
+def _io_fault(part: Part, problem: OSError) -> InvalidInput:
+    # Arrow raises OSError without an error number for pages that it can't unpack.
+    return _broken(part) if problem.errno is None else cannot_read(part.path, problem)
 
 
 def _broken(part: Part) -> InvalidInput:
@@ -70,7 +75,7 @@ def _rows(file: Any, wanted: list[str], part: Part, on_bytes: Callable[[int], No
             on_bytes(done - told)
             told = done
     except OSError as problem:
-        raise cannot_read(part.path, problem) from None
+        raise _io_fault(part, problem) from None
     except pa.ArrowException:
         raise _broken(part) from None
     on_bytes(part.size_bytes - told)
