@@ -299,6 +299,8 @@ class _Builder:
     def _scalar(self, event: yaml.ScalarEvent) -> None:
         if event.style is None:
             _refuse_lookalikes(event)
+        elif event.style == '"':
+            event.value = _joined(event)
         top = self.stack[-1] if self.stack else None
         if top is not None and isinstance(top.value, dict) and top.key is None:
             if event.value in top.value:
@@ -343,6 +345,15 @@ def _refuse_lookalikes(event: yaml.ScalarEvent) -> None:
             # A plain scalar on one line: the place in the file is its start plus the place in it.
             line, column = _begin(event)
             raise DocumentUnreadable(f"{problem} stands here", line, column + position, hint)
+
+
+def _joined(event: yaml.ScalarEvent) -> str:
+    """Return the text with pairs like ``\\ud83d\\ude00``, as JSON writes them, joined to the one character they mean."""
+    try:
+        joined: str = event.value.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+    except UnicodeDecodeError:
+        raise _at(event, "half a surrogate pair is written here", "write the character itself") from None
+    return joined
 
 
 def _plain(text: str) -> Any:
