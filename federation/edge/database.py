@@ -26,7 +26,7 @@ from federation.errors import ConfigurationWrong
 T = TypeVar("T")
 
 BUSY_TIMEOUT_S: Final = 30
-MAX_ATTEMPTS: Final = 8
+MAX_ATTEMPTS: Final = 20
 NETWORK_FILE_SYSTEMS: Final = frozenset(
     {
         "nfs",

@@ -1,6 +1,7 @@
 import io
 import json
 import logging
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
@@ -19,6 +20,16 @@ class FixedClock:
 
     def sleep(self, seconds: float) -> None:
         raise AssertionError("a log line waits for nothing")
+
+
+@pytest.fixture(autouse=True)
+def _undo() -> Iterator[None]:
+    """Leave the process's logging as it was for the tests that follow."""
+    before = list(logging.getLogger().handlers)
+    yield
+    logging.captureWarnings(capture=False)
+    logging.getLogger().handlers[:] = before
+    structlog.reset_defaults()
 
 
 def lines_of(level: str = "info") -> tuple[Log, io.StringIO]:
