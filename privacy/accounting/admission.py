@@ -3,12 +3,13 @@
 The answer is a function of schedules, policies and totals, never of rows.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import floor
 
 from privacy.accounting.calibrate import cost, noise_for
 from privacy.accounting.convert import epsilon_at, printed
-from privacy.accounting.events import Event, Gaussian, Laplace, PoissonGaussian, PureEpsilon
+from privacy.accounting.events import Event, Gaussian, Laplace, PoissonGaussian, PureEpsilon, training_event
 from privacy.accounting.filter import admits, limits, uniform_shares
 from privacy.accounting.renyi import DEFAULT_ORDERS, charges, grains
 from privacy.accounting.state import Policy, State
@@ -99,27 +100,34 @@ def admissible(state: State, request: ChargeRequest) -> PrivacyError | None:
     return None
 
 
-def largest_epsilon(fits: Callable[[float], bool], ceiling: float) -> float:
-    """Return the largest multiple of 0.01 up to `ceiling` for which `fits` holds, or 0.
+def largest_epsilon(
+    state: State, policy: Policy, atoms: tuple[str, ...], shape: tuple[float, int], *, delta: float, ceiling: float
+) -> float:
+    """Return the largest multiple of 0.01 up to `ceiling` that a job could have as its ε, or 0.
 
     Args:
-        fits: Whether an ε is admitted; must not turn true as ε grows.
+        state: The ledger.
+        policy: Whose limits.
+        atoms: All of them must have room.
+        shape: Sampling rate and steps of the job.
+        delta: The job's δ.
         ceiling: Where to stop.
     """
-    low, high = 0, int(ceiling * 100) + 1
+    low, high = 0, floor(ceiling * 100 + 1e-6) + 1  # low fits, high doesn't
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle / 100) else (low, middle)
-    return low / 100
+        event = _calibrated(middle / 100, delta, shape)
+        if event is None or _fits(state, policy, atoms, event, shape[1]):
+            low = middle
+        else:
+            high = middle
+    # An ε that is too small for any noise to reach costs next to nothing, so it fits, but no job can have it.
+    return low / 100 if low and _calibrated(low / 100, delta, shape) is not None else 0.0
 
 
 def epsilon_left(state: State, policy: Policy, atoms: tuple[str, ...], delta: float) -> float:
     """Return the largest ε that one more full-batch step could have, to 0.01 below."""
-
-    def fits(epsilon: float) -> bool:
-        return _calibrated_fits(state, policy, atoms, (1.0, 1), epsilon, delta)
-
-    return largest_epsilon(fits, policy.body.epsilon)
+    return largest_epsilon(state, policy, atoms, (1.0, 1), delta=delta, ceiling=policy.body.epsilon)
 
 
 def _policies(state: State, population: str) -> tuple[Policy, ...]:
@@ -176,11 +184,7 @@ def _check_terms(policy: Policy, request: Request) -> Refusal | None:
 
 def _budget_refusal(state: State, policy: Policy, request: Request) -> Refusal:
     shape = (_rate(_event_under(policy, request.events)), request.steps)
-
-    def fits(epsilon: float) -> bool:
-        return _calibrated_fits(state, policy, request.atoms, shape, epsilon, request.delta)
-
-    possible = largest_epsilon(fits, request.epsilon)
+    possible = largest_epsilon(state, policy, request.atoms, shape, delta=request.delta, ceiling=request.epsilon)
     could = f"a job of this schedule could have {possible:.2f}" if possible else "no job of this schedule fits"
     error = BudgetRefused(
         f"job {request.job} asks epsilon {request.epsilon:.2f} on {request.data_set} (unit {request.unit}, "
@@ -190,18 +194,12 @@ def _budget_refusal(state: State, policy: Policy, request: Request) -> Refusal:
     return Refusal(error, policy.body.policy, possible)
 
 
-def _calibrated_fits(
-    state: State, policy: Policy, atoms: tuple[str, ...], shape: tuple[float, int], epsilon: float, delta: float
-) -> bool:
+def _calibrated(epsilon: float, delta: float, shape: tuple[float, int]) -> Event | None:
     rate, steps = shape
     try:
-        noise = noise_for(epsilon=epsilon, delta=delta, sampling_rate=rate, steps=steps)
+        return training_event(rate, noise_for(epsilon=epsilon, delta=delta, sampling_rate=rate, steps=steps))
     except ScheduleInvalid:
-        return False
-    event = (
-        Gaussian(noise_multiplier=noise) if rate >= 1 else PoissonGaussian(sampling_rate=rate, noise_multiplier=noise)
-    )
-    return _fits(state, policy, atoms, event, steps)
+        return None
 
 
 def _rate(event: Event) -> float:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import assert_never
 
+from pydantic import ValidationError
+
 from privacy.accounting import entries
 from privacy.accounting.admission import ChargeRequest, Refusal, Request, admissible, charge_rows, check
 from privacy.accounting.commands import (
@@ -63,7 +65,10 @@ def step(state: State, command: Command, *, time: str, actor: str) -> Step:
         LedgerMisused: The command names what the ledger doesn't hold, or contradicts it.
         LeaseRefused: There is no such lease to take.
     """
-    bodies, refusal = _decide(state, command)
+    try:
+        bodies, refusal = _decide(state, command)
+    except ValidationError as error:
+        raise LedgerMisused(f"the ledger can't hold this: {_first(error)}") from None
     written: list[Entry] = []
     current = state
     for body in bodies:
@@ -73,6 +78,11 @@ def step(state: State, command: Command, *, time: str, actor: str) -> Step:
         current, entry = _append(current, body, time, actor)
         written.append(entry)
     return Step(current, tuple(written), refusal)
+
+
+def _first(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
 
 
 def _append(state: State, body: entries.Body, time: str, actor: str) -> tuple[State, Entry]:
@@ -231,6 +241,8 @@ def _reserve(state: State, command: Reserve) -> tuple[list[entries.Body], Privac
             return [], None
         raise LedgerMisused(f"job {command.job} has a reservation for another plan")
     possible = version.train if command.use == "train" else version.evaluate
+    if not possible:
+        raise LedgerMisused(f"data set {command.data_set} has no units that can be charged for {command.use}")
     asked = command.atoms or possible
     if not set(asked) <= set(possible):
         raise LedgerMisused(f"job {command.job} names atoms that data set {command.data_set} doesn't have")

@@ -9,6 +9,7 @@ sensitivity has the same bound as the continuous one (Canonne, Kamath, Steinke 2
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final, assert_never
 
 from privacy.accounting.events import Event, Gaussian, Laplace, PoissonGaussian, PureEpsilon
@@ -36,6 +37,11 @@ def charge_per_step(divergence: float) -> float:
 
 def charges(event: Event, orders: Sequence[int]) -> tuple[float, ...]:
     """Return what one step of `event` is charged at each order."""
+    return _charges(event, tuple(orders))
+
+
+@lru_cache(maxsize=4096)
+def _charges(event: Event, orders: tuple[int, ...]) -> tuple[float, ...]:
     return tuple(charge_per_step(divergence) for divergence in divergences(event, orders))
 
 

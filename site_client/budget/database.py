@@ -18,6 +18,7 @@ Result = TypeVar("Result")
 
 ATTEMPTS_MAX: Final = 8
 _UNIQUE_VIOLATION: Final = "23505"
+_SERIALIZATION_FAILURE: Final = "40001"
 
 
 def open_ledger(place: Path | str) -> Engine:
@@ -52,11 +53,15 @@ def look(engine: Engine, work: Callable[[Connection], Result]) -> Result:
     Raises:
         LedgerUnavailable: The database can't be read.
     """
-    try:
-        with database.read(engine) as connection:
-            return work(connection)
-    except DBAPIError as error:
-        raise _unavailable(error) from error
+    for attempt in range(1, ATTEMPTS_MAX + 1):
+        try:
+            with database.read(engine) as connection:
+                return work(connection)
+        except DBAPIError as error:
+            # PostgreSQL may ask a serialisable reader, too, to begin again.
+            if attempt == ATTEMPTS_MAX or getattr(error.orig, "sqlstate", None) != _SERIALIZATION_FAILURE:
+                raise _unavailable(error) from error
+    raise LedgerUnavailable("the privacy ledger is busy")
 
 
 def _unavailable(error: DBAPIError) -> LedgerUnavailable:

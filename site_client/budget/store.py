@@ -17,7 +17,7 @@ from federation.edge.clock import Clock, rfc3339
 from privacy.accounting import commands, ledger
 from privacy.accounting.convert import nano
 from privacy.accounting.entries import Entry, Head, Use, link
-from privacy.accounting.events import Event, Gaussian
+from privacy.accounting.events import Event
 from privacy.accounting.schedule import EvaluationSchedule, Schedule
 from privacy.accounting.state import Reservation, State, fold
 from privacy.accounting.statement import (
@@ -30,7 +30,7 @@ from privacy.accounting.statement import (
     newest_version,
     policy_figures,
 )
-from privacy.errors import LedgerBehind, LedgerForked, LedgerMisused, Unbounded
+from privacy.errors import LedgerBehind, LedgerForked, LedgerMisused
 from site_client.budget.database import look, open_ledger, transact
 from site_client.budget.migrations import upgrade
 from site_client.budget.rows import append, catch_up, find_lease, hash_at, load
@@ -253,6 +253,19 @@ class BudgetStore:
         self._run(asked)
         return self.job(job)
 
+    def would_refuse(
+        self, data_set: str, schedule: Schedule, evaluations: EvaluationSchedule | None
+    ) -> PrivacyError | None:
+        """Return why a job of these schedules would be refused now, or None; nothing is held or recorded."""
+        state = self.refresh()
+        asked: list[commands.Command] = [_reserve_training("preview", "0" * 64, data_set, schedule)]
+        try:
+            if evaluations is not None:
+                asked.append(self._reserve_evaluation("preview", "0" * 64, data_set, evaluations))
+            return _all_or_refusal(state, asked, rfc3339(self._clock.now()), self._actor).refusal
+        except PrivacyError as problem:
+            return problem
+
     def lease(self, job: str, round_number: int, steps: int, *, attempt: int = 0, use: Use = "train") -> Lease:
         """Return a lease of `steps` steps, charged and durable: only now may a unit be sampled.
 
@@ -414,8 +427,6 @@ class BudgetStore:
 
 
 def _reserve_training(job: str, digest: str, data_set: str, schedule: Schedule) -> commands.Reserve:
-    if isinstance(schedule.event, Gaussian) and schedule.event.noise_multiplier <= 0:
-        raise Unbounded(f"job {job} adds no noise")
     return commands.Reserve(
         job=job,
         digest=digest,

@@ -1,0 +1,237 @@
+"""One model for each rule and check, which must be refused by that rule and with that class."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from privacy.accounting.schedule import Clipping, Schedule, schedule_for
+from privacy.dpsgd import preflight as preflight_module
+from privacy.dpsgd.batches import Units
+from privacy.dpsgd.functional import FunctionalGradients
+from privacy.dpsgd.preflight import check_buffers, check_state, preflight
+from privacy.errors import (
+    BatchCoupled,
+    BuffersMoved,
+    ClipExceeded,
+    DryRunFailed,
+    EngineWrong,
+    LossShapeWrong,
+    ModelRefused,
+    NoiseWrong,
+    PrivacyError,
+    ReductionWrong,
+    StateChanged,
+)
+
+SCHEDULE: Schedule = schedule_for(
+    epsilon=2.0, delta=1e-3, batch=50, rounds=2, local_steps=2, clip=1.0, units_declared=200
+)
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def synthetic(width: int = 3, count: int = 8) -> Units:
+    torch.manual_seed(1)
+    return Units.of_records(torch.randn(count, width), torch.randint(0, 2, (count,)))
+
+
+def mlp(*more: nn.Module) -> nn.Sequential:
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(3, 8), *more, nn.ReLU(), nn.Linear(8, 2))
+
+
+def refused(refusal: type[PrivacyError], model: nn.Module, **fields: Any) -> str:
+    options = {"loss": cross_entropy, "synthetic": synthetic(), "schedule": SCHEDULE, **fields}
+    with pytest.raises(refusal) as caught:
+        preflight(model, **options)
+    assert caught.value.hint
+    return caught.value.message
+
+
+def test_a_sound_model_passes_every_check_and_is_left_as_it_was() -> None:
+    model = mlp(nn.LayerNorm(8))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    report = preflight(model, cross_entropy, synthetic(), SCHEDULE)
+    assert {"M1", "M5", "F1", "F2", "F3", "F4", "F5", "F6", "F7", "F8", "F9"} <= set(report.checks)
+    assert report.engine.startswith("functional/1")
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_model_with_dropout_passes() -> None:
+    assert "F5" in preflight(mlp(nn.Dropout(0.3)), cross_entropy, synthetic(), SCHEDULE).checks
+
+
+def test_a_model_that_always_draws_is_reported_without_the_checks_that_need_the_same_draw() -> None:
+    class Noisy(nn.Module):
+        def forward(self, values: Tensor) -> Tensor:
+            return values + torch.randn_like(values) * 0.1
+
+    report = preflight(mlp(Noisy()), cross_entropy, synthetic(), SCHEDULE)
+    assert "F5" not in report.checks
+    assert "F6" in report.checks
+
+
+def test_entities_with_several_rows_pass() -> None:
+    torch.manual_seed(1)
+    entities = Units(torch.randn(6, 3, 3), torch.randint(0, 2, (6, 3)), torch.ones(6, 3, dtype=torch.bool))
+    preflight(mlp(), cross_entropy, entities, SCHEDULE)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.BatchNorm1d(8),
+        nn.BatchNorm1d(8, affine=False),
+        nn.BatchNorm1d(8, track_running_stats=False),
+        nn.BatchNorm1d(8).eval().requires_grad_(False),
+        nn.InstanceNorm1d(8, track_running_stats=True),
+    ],
+)
+def test_running_statistics_are_refused_also_without_parameters_and_frozen(layer: nn.Module) -> None:
+    message = refused(ModelRefused, mlp(layer))
+    assert message.startswith("M1: 1 (")
+
+
+def test_a_lazy_module_and_a_model_with_nothing_to_train_are_refused() -> None:
+    assert refused(ModelRefused, nn.Sequential(nn.LazyLinear(2))).startswith("M6")
+    assert refused(ModelRefused, mlp().requires_grad_(False)).startswith("M5")
+
+
+def test_a_parameter_without_gradient_is_named() -> None:
+    class Branch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used = nn.Linear(3, 2)
+            self.unused = nn.Linear(3, 2)
+
+        def forward(self, values: Tensor) -> Tensor:
+            outputs: Tensor = self.used(values)
+            return outputs
+
+    assert "unused.weight, unused.bias" in refused(ModelRefused, Branch())
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.functional.cross_entropy,
+        lambda outputs, targets: nn.functional.cross_entropy(outputs, targets, reduction="sum"),
+        lambda outputs, targets: nn.functional.cross_entropy(outputs, targets, reduction="none")[:, None],
+    ],
+)
+def test_a_loss_that_is_not_one_value_per_row_is_refused(loss: Any) -> None:
+    assert refused(LossShapeWrong, mlp(), loss=loss).startswith("F2")
+
+
+def test_a_model_that_looks_across_the_batch_is_refused() -> None:
+    class Centred(nn.Module):
+        def forward(self, values: Tensor) -> Tensor:
+            return values - values.mean(0)
+
+    assert refused(BatchCoupled, mlp(Centred())).startswith("F3")
+
+
+def test_a_loss_that_looks_across_the_batch_is_refused() -> None:
+    def weighted_mean(outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = cross_entropy(outputs, targets)
+        weight = torch.where(targets == 1, 3.0, 1.0)
+        return losses * weight / weight.sum()
+
+    torch.manual_seed(1)
+    uneven = Units.of_records(torch.randn(4, 3), torch.tensor([1, 0, 1, 0]))
+    assert refused(BatchCoupled, mlp(), loss=weighted_mean, synthetic=uneven).startswith("F3")
+
+
+def test_a_model_that_does_not_fit_the_data_is_refused_without_a_trace() -> None:
+    assert refused(DryRunFailed, mlp(), synthetic=synthetic(5)).startswith("F1")
+
+
+class Halved(FunctionalGradients):
+    """An engine that loses half of each gradient."""
+
+    def unit_gradients(self, parameters: Any, units: Units) -> Any:
+        return {name: value * 0.5 for name, value in super().unit_gradients(parameters, units).items()}
+
+
+class BatchMean(FunctionalGradients):
+    """An engine under which a unit's gradient shrinks with its batch."""
+
+    def unit_gradients(self, parameters: Any, units: Units) -> Any:
+        return {name: value / len(units) for name, value in super().unit_gradients(parameters, units).items()}
+
+
+class Unclipped(FunctionalGradients):
+    """An engine that doesn't clip."""
+
+    def clipped_sum(self, parameters: Any, units: Units, clip: float, clipping: Clipping) -> Any:
+        return super().clipped_sum(parameters, units, math.inf, Clipping.THRESHOLD)
+
+
+class AverageClip(FunctionalGradients):
+    """An engine that clips the sum and not the units."""
+
+    def clipped_sum(self, parameters: Any, units: Units, clip: float, clipping: Clipping) -> Any:
+        whole = super().clipped_sum(parameters, units, 1e30, Clipping.THRESHOLD)
+        norm = math.sqrt(sum(float((value**2).sum()) for value in whole.sums.values()))
+        factor = min(1.0, 0.9 * clip / norm)
+        return type(whole)({name: value * factor for name, value in whole.sums.items()}, 0)
+
+
+@pytest.mark.parametrize(
+    ("engine", "refusal"), [(Halved, ReductionWrong), (BatchMean, EngineWrong), (Unclipped, ClipExceeded)]
+)
+def test_an_engine_that_computes_something_else_is_refused(engine: Any, refusal: type[PrivacyError]) -> None:
+    refused(refusal, mlp(), engine=engine)
+
+
+def test_an_engine_that_clips_the_sum_instead_of_the_units_is_refused() -> None:
+    assert "not applied to each unit" in refused(ClipExceeded, mlp(), engine=AverageClip)
+
+
+def test_noise_that_is_not_what_was_accounted_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = preflight_module.noisy_mean
+    torch.manual_seed(2)
+    wide = nn.Sequential(nn.Linear(3, 400), nn.ReLU(), nn.Linear(400, 2))
+
+    def halved(*arguments: Any) -> Any:
+        return {name: value * 0.5 for name, value in real(*arguments).items()}
+
+    monkeypatch.setattr(preflight_module, "noisy_mean", halved)
+    assert refused(NoiseWrong, wide).startswith("F8")
+
+
+def test_a_buffer_that_moves_and_a_tensor_that_changes_are_named() -> None:
+    model = mlp()
+    model.register_buffer("seen", torch.zeros(1))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    check_buffers(model, before)
+    check_state(model, before)
+    assert isinstance(model.seen, Tensor)
+    model.seen += 1
+    with pytest.raises(BuffersMoved, match="seen"):
+        check_buffers(model, before)
+    with pytest.raises(StateChanged, match="seen"):
+        check_state(model, before)
+    model.register_buffer("more", torch.zeros(1))
+    with pytest.raises(StateChanged, match="other names"):
+        check_state(model, before)
+
+
+def test_a_model_that_counts_in_a_buffer_is_refused() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(1))
+            self.inner = nn.Linear(3, 2)
+
+        def forward(self, values: Tensor) -> Tensor:
+            self.calls += 1
+            outputs: Tensor = self.inner(values)
+            return outputs
+
+    refused((BuffersMoved, StateChanged, DryRunFailed), Counting())  # type: ignore[arg-type]
