@@ -415,6 +415,11 @@ class AuditLog:
         return str(self._writer.key)
 
     @property
+    def checkpoint_key(self) -> str:
+        """Return the verifier key of this log's checkpoints, as a trust policy pins it."""
+        return str(self._log_signer.key)
+
+    @property
     def broken(self) -> str:
         """Return why this process can append no more, or nothing; a daemon then ends and is started again."""
         return self._file.broken
@@ -467,6 +472,8 @@ class AuditLog:
     def _submit(self, body: Event) -> "Future[Receipt]":
         if body["action"] in _OWN_ACTIONS:
             raise EntryRefused(f"{body['action']} is written by the log itself")
+        if body["action"] == "key.revoked" and body["vkey"] in (self.writer_key, self.checkpoint_key):
+            raise EntryRefused("a key that this process signs with can't be revoked by it: nothing could follow")
         if self.party != COORDINATOR and body.setdefault("site", self.party) != self.party:
             raise EntryRefused(f"an entry about another site in the log of {self.party}")
         return self._enqueue(body)

@@ -28,6 +28,7 @@ MLDSA44: Final = 0x06
 _PUBLIC_KEY_BYTES: Final = {ED25519: 32, COSIGNATURE: 32, MLDSA44: 1312}
 _NAME: Final = re.compile(r"[A-Za-z0-9._:/-]{1,200}\Z")
 _KEY_ID: Final = re.compile(r"[0-9a-f]{8}\Z")
+_CONTROL: Final = re.compile("[\x00-\x09\x0b-\x1f]")
 _SIGNATURE_PREFIX: Final = "\u2014 "  # an em dash and a space
 MAX_NOTE_BYTES: Final = 1 << 20
 MAX_SIGNATURES: Final = 128
@@ -198,7 +199,7 @@ def parse_note(data: bytes, *, limit_bytes: int = MAX_NOTE_BYTES) -> Note:
         whole = data.decode()
     except UnicodeDecodeError:
         raise NoteRefused("a note is not UTF-8") from None
-    if any(character < " " and character != "\n" for character in whole):
+    if _CONTROL.search(whole):
         raise NoteRefused("a note holds a control character")
     split = whole.rfind("\n\n")
     if split < 0 or not whole.endswith("\n"):
