@@ -165,9 +165,9 @@ class Records:
 
     # --- budget and data --------------------------------------------------------------------------------------
 
-    def reserved(self, job: JobId, dataset: events.Dataset, budget: Mapping[str, object], *, entry: str) -> None:
+    def reserved(self, job: JobId, dataset: events.Dataset, budget: Mapping[str, object]) -> None:
         """The whole job's budget is set aside, durably, in the ledger."""
-        self._append(events.BudgetReserved, DAEMON, id=entry, job=job, dataset=dataset, budget=_budget(budget))
+        self._append(events.BudgetReserved, DAEMON, job=job, dataset=dataset, budget=_budget(budget))
 
     def exhausted(
         self, job: JobId, dataset: events.Dataset, budget: Mapping[str, object], *, code: str, cause: str | None
@@ -185,13 +185,12 @@ class Records:
         )
 
     def leased(
-        self, job: JobId, round_number: int, dataset: events.Dataset, budget: Mapping[str, object], *, entry: str
+        self, job: JobId, round_number: int, dataset: events.Dataset, budget: Mapping[str, object]
     ) -> Future[Receipt]:
-        """The round's first lease is durable in the ledger; `opened` waits for this entry too."""
+        """The most that the round may take; `opened`, which comes next, waits for this entry too."""
         return self._submit(
             events.BudgetLeased,
             DAEMON,
-            id=entry,
             job=job,
             round=round_number,
             dataset=dataset,

@@ -36,6 +36,7 @@ class Terms:
         noise_multiplier: Noise as `float.hex`, relative to the clip.
         sampling_rate: Poisson rate as `float.hex`.
         units_declared: The data set's public size.
+        held_out_public: Whether its held-out units were declared public.
     """
 
     dataset: str
@@ -48,6 +49,7 @@ class Terms:
     noise_multiplier: str | None
     sampling_rate: str | None
     units_declared: int
+    held_out_public: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,16 +275,13 @@ class Store:
 
         transact(self._engine, write)
 
-    def updates_before(self, job: JobId, round_number: int) -> tuple[str, ...]:
-        """Return the roots of update blobs of rounds before `round_number`, which nobody will ask for again."""
+    def updates_before(self, job: JobId, round_number: int) -> tuple[tuple[str, int], ...]:
+        """Return root and size of update blobs of rounds before `round_number`, which nobody will ask for again."""
+        query = select(REPLY.c.update_root, REPLY.c.update_bytes).where(
+            REPLY.c.job == job, REPLY.c.round < round_number, REPLY.c.update_root.is_not(None)
+        )
         with read(self._engine) as connection:
-            return tuple(
-                connection.execute(
-                    select(REPLY.c.update_root).where(
-                        REPLY.c.job == job, REPLY.c.round < round_number, REPLY.c.update_root.is_not(None)
-                    )
-                ).scalars()
-            )
+            return tuple((row.update_root, row.update_bytes) for row in connection.execute(query).all())
 
     def forget_update(self, job: JobId, root: str) -> None:
         """Note that the update's blob is gone from the home."""
@@ -445,6 +444,7 @@ def _keep_reply(connection: Connection, job: JobId, work: Work, reply: PhaseRepl
             phase=work.phase.value,
             body=encode_body(reply),
             update_root=None if reply.update is None else reply.update.root,
+            update_bytes=None if reply.update is None else reply.update.size_bytes,
         )
     )
     _queue(connection, reply, reply.message_id)

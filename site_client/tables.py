@@ -35,6 +35,7 @@ REPLY: Final = Table(
     Column("phase", String(16), primary_key=True),
     Column("body", LargeBinary, nullable=False),
     Column("update_root", String(64), nullable=True),
+    Column("update_bytes", BigInteger, nullable=True),
 )
 OUTBOX: Final = Table(
     "outbox",
