@@ -30,7 +30,7 @@ from privacy.accounting.statement import (
     newest_version,
     policy_figures,
 )
-from privacy.errors import LedgerBehind, LedgerForked, LedgerMisused
+from privacy.errors import LedgerBehind, LedgerForked, LedgerMisused, PrivacyError
 from site_client.budget.database import look, open_ledger, transact
 from site_client.budget.migrations import upgrade
 from site_client.budget.rows import append, catch_up, find_lease, hash_at, load
