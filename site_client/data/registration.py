@@ -169,11 +169,11 @@ class DataOffice:
             added_us=now_us,
         )
         with self._ledger() as store:
-            added = store.refresh().versions.get(wish.name)
-            if added is None:
+            # Already there if an addition was cut off after the ledger knew of it; then it is finished here.
+            if wish.name not in store.refresh().versions:
                 store.register_data_set(
                     wish.name,
-                    version=_hash(intake.version),
+                    version=NO_VERSION if wish.units == "dp" else _hash(intake.version),
                     contract=wish.contract.name,
                     unit=data_set.unit,
                     epsilon=epsilon,
@@ -185,15 +185,7 @@ class DataOffice:
                     held_out_public=wish.held_out_public,
                     same_people_as=wish.same_people_as,
                 )
-            elif added[-1].version != _hash(intake.version):
-                # An addition was cut off after the ledger knew of it, and the files have changed since.
-                store.add_dataset_version(
-                    wish.name,
-                    version=_hash(intake.version),
-                    units_declared=1 if wish.units == "dp" else wish.units,
-                    declared_by=self._actor.id,
-                )
-            units = self._units(store, wish, intake)
+            units = self._declare(store, wish, intake)
             store_rows(self._home, wish.name, intake.version, data_set.contract_digest, intake.prepared)
             self._record(
                 events.DataRegistered,
@@ -211,14 +203,7 @@ class DataOffice:
             store_rows(self._home, known.name, intake.version, known.contract_digest, intake.prepared)
             return newest
         with self._ledger() as store:
-            if store.refresh().versions[known.name][-1].version != _hash(intake.version):
-                store.add_dataset_version(
-                    known.name,
-                    version=_hash(intake.version),
-                    units_declared=newest.units_declared if wish.units == "dp" else wish.units,
-                    declared_by=self._actor.id,
-                )
-            units = self._units(store, wish, intake)
+            units = self._declare(store, wish, intake)
         store_rows(self._home, known.name, intake.version, known.contract_digest, intake.prepared)
         self._record(
             events.DataVersioned,
@@ -229,10 +214,22 @@ class DataOffice:
         )
         return self.registry.add_version(known.name, intake, units_declared=units, registered_us=self._now_us())
 
-    def _units(self, store: BudgetStore, wish: Wish, intake: Intake) -> int:
-        """Return the declared number of units: the operator's, or a noisy count that is charged before it is made."""
-        if wish.units != "dp":
-            return wish.units
+    def _declare(self, store: BudgetStore, wish: Wish, intake: Intake) -> int:
+        """Have the version in the ledger, and return its declared number of units.
+
+        The number is the operator's, or a noisy count of the units for training that is charged before it is made.
+        """
+        newest = store.refresh().versions[wish.name][-1]
+        if newest.version == _hash(intake.version):
+            return newest.units_declared
+        units = wish.units if wish.units != "dp" else self._noisy_count(store, wish, intake)
+        declared_by = "a count with noise" if wish.units == "dp" else self._actor.id
+        store.add_dataset_version(
+            wish.name, version=_hash(intake.version), units_declared=units, declared_by=declared_by
+        )
+        return units
+
+    def _noisy_count(self, store: BudgetStore, wish: Wish, intake: Intake) -> int:
         store.charge(
             f"{wish.name}/units/{secrets.token_hex(8)}",
             wish.name,
@@ -245,11 +242,7 @@ class DataOffice:
             budget=_budget_part(store, wish.name, None),
             kind="single",
         )
-        units = noisy_count(intake.report.train.units)
-        store.add_dataset_version(
-            wish.name, version=_hash(intake.version), units_declared=units, declared_by="a count with noise"
-        )
-        return units
+        return noisy_count(intake.report.train.units)
 
     # --- verify, retire ---------------------------------------------------------------------------------------
 
