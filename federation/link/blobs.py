@@ -6,10 +6,11 @@
     staging/OWNER/abcd….hashes
     writing/                  blobs that this process is making
 
-A name in `objects` means: complete, verified and durable. Bytes are synced once, at completion, before the rename;
-until then a crash costs at most the chunks since the last good one, because a staging that is opened again hashes
-what it finds and keeps the good beginning. One process uses a folder at a time (the home's lock); threads may share
-a store. Nothing here decides who may read or write a blob: the link's backend does.
+A name in `objects` means: complete and verified. Bytes are synced once, at completion, before the rename; until then
+a crash costs at most the chunks since the last good one, because a staging that is opened again hashes what it finds
+and keeps the good beginning. A blob that can be fetched again isn't synced at all: its hashes lie in ``….unsynced``
+instead, and the next process hashes its bytes before it believes them. One process uses a folder at a time (the
+home's lock); threads may share a store. Nothing here decides who may read or write a blob: the link's backend does.
 """
 
 import os
@@ -35,6 +36,7 @@ from federation.link.chunks import (
 from federation.messages import BlobReference
 
 _HASHES: Final = ".hashes"
+_UNSYNCED: Final = ".unsynced"
 
 
 class BlobStore:
@@ -55,6 +57,8 @@ class BlobStore:
         shutil.rmtree(self._writing, ignore_errors=True)
         for part in (folder, self._objects, self._staging, self._writing):
             part.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for mark in sorted(self._objects.glob(f"??/*{_UNSYNCED}")):
+            _believe_or_remove(mark)
 
     # --- complete blobs ---------------------------------------------------------------------------------------
 
@@ -82,20 +86,17 @@ class BlobStore:
             OutOfOrder: The blob isn't here, or its bytes aren't those of its name any more (disk fault).
         """
         path = self.path(reference)
-        try:
-            known = path.with_name(path.name + _HASHES).read_bytes()
-            if root_of(reference.size_bytes, known) == reference.root:
-                return known
-        except (FileNotFoundError, ValueError):
-            pass  # made again below
-        hasher = BlobHasher()
-        with path.open("rb") as stream:
-            while piece := stream.read(CHUNK_BYTES):
-                hasher.update(piece)
-        found, hashes = hasher.finish()
+        for kind in (_HASHES, _UNSYNCED):
+            try:
+                known = _beside(path, kind).read_bytes()
+                if root_of(reference.size_bytes, known) == reference.root:
+                    return known
+            except (FileNotFoundError, ValueError):
+                continue  # made again below
+        found, hashes = _hashed(path)
         if found != reference:
             raise OutOfOrder("CFD-L21", f"blob {reference.root[:12]}: the bytes on disk are not those of its name")
-        _write_durably(path.with_name(path.name + _HASHES), hashes)
+        _write_durably(_beside(path, _HASHES), hashes)
         return hashes
 
     def read_chunks(self, reference: BlobReference, first_chunk: int) -> Iterator[bytes]:
@@ -110,14 +111,15 @@ class BlobStore:
     def references(self) -> Iterator[BlobReference]:
         """Yield every complete blob, for whoever decides what may be removed."""
         for path in sorted(self._objects.glob("??/*")):
-            if not path.name.endswith(_HASHES):
+            if "." not in path.name:
                 yield BlobReference(root=path.name, size_bytes=path.stat().st_size)
 
     def remove(self, reference: BlobReference) -> None:
         """Remove a complete blob; nothing happens if it isn't here. A transfer that reads it goes on to its end."""
         path = self._object(reference.root)
         path.unlink(missing_ok=True)
-        path.with_name(path.name + _HASHES).unlink(missing_ok=True)
+        _beside(path, _HASHES).unlink(missing_ok=True)
+        _beside(path, _UNSYNCED).unlink(missing_ok=True)
 
     # --- making blobs -----------------------------------------------------------------------------------------
 
@@ -141,13 +143,19 @@ class BlobStore:
                 writer.write(memoryview(room)[:length])
             return writer.finish()
 
-    def _keep(self, temporary: Path, reference: BlobReference, hashes: bytes) -> None:
-        """Give a synced file its name, durably. Whoever made the same blob first wins; both files are equal."""
+    def _keep(self, temporary: Path, reference: BlobReference, hashes: bytes, *, durable: bool = True) -> None:
+        """Give a file its name; durably if its bytes are synced. Equal blobs may replace each other."""
         path = self._object(reference.root)
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        _write_durably(path.with_name(path.name + _HASHES), hashes)
-        temporary.rename(path)
-        _sync_folder(path.parent)
+        if durable:
+            _write_durably(_beside(path, _HASHES), hashes)
+            temporary.rename(path)
+            _sync_folder(path.parent)
+            _beside(path, _UNSYNCED).unlink(missing_ok=True)
+        elif not path.exists():
+            _write_durably(_beside(path, _UNSYNCED), hashes)
+            _sync_folder(path.parent)
+            temporary.rename(path)
 
     def _object(self, root: str) -> Path:
         return self._objects / root[:2] / root
@@ -198,7 +206,7 @@ class BlobStore:
             known = self._open.get((owner, reference.root))
         if known is None:
             try:
-                hashes = path.with_name(path.name + _HASHES).read_bytes()
+                hashes = _beside(path, _HASHES).read_bytes()
             except FileNotFoundError:
                 return 0
             if len(hashes) != chunk_count(reference.size_bytes) * HASH_BYTES:
@@ -226,7 +234,7 @@ class BlobStore:
             known.close()
         path = self._staging / owner / reference.root
         path.unlink(missing_ok=True)
-        path.with_name(path.name + _HASHES).unlink(missing_ok=True)
+        _beside(path, _HASHES).unlink(missing_ok=True)
 
     def _close_staging(self, owner: str, root: str) -> None:
         with self._lock:
@@ -277,7 +285,7 @@ class Staging:
         self._owner = owner
         self._lock = threading.Lock()
         self._complete = False
-        _write_durably(path.with_name(path.name + _HASHES), hashes, sync=False)
+        _write_durably(_beside(path, _HASHES), hashes, sync=False)
         self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._chunks = self._good_chunks(self._descriptor)
         os.ftruncate(self._descriptor, min(self._chunks * CHUNK_BYTES, reference.size_bytes))
@@ -322,8 +330,11 @@ class Staging:
             _pwrite(self._descriptor, chunk, index * CHUNK_BYTES)
             self._chunks += 1
 
-    def complete(self) -> Path:
-        """Make the whole blob durable under its root and return its path; again the same path if it already is.
+    def complete(self, *, durable: bool = True) -> Path:
+        """Give the whole blob its name and return its path; again the same path if it already has it.
+
+        Args:
+            durable: Whether it must survive a loss of power. If not, it isn't synced, and the next process hashes it.
 
         Raises:
             OutOfOrder: Chunks are missing; the staging stays.
@@ -333,9 +344,10 @@ class Staging:
                 return self._store.path(self.reference)
             if self._descriptor is None or not self.is_whole:
                 raise OutOfOrder("CFD-L25", f"blob {self.reference.root[:12]}: chunk {self._chunks} is still missing")
-            os.fsync(self._descriptor)
-            self._store._keep(self._path, self.reference, self._hashes)  # noqa: SLF001 (one noun in two classes)
-            self._path.with_name(self._path.name + _HASHES).unlink(missing_ok=True)
+            if durable:
+                os.fsync(self._descriptor)
+            self._store._keep(self._path, self.reference, self._hashes, durable=durable)  # noqa: SLF001 (one noun in two classes)
+            _beside(self._path, _HASHES).unlink(missing_ok=True)
             self._complete = True
             self._close()
             return self._store.path(self.reference)
@@ -350,6 +362,27 @@ class Staging:
             os.close(self._descriptor)
             self._descriptor = None
             self._store._close_staging(self._owner, self.reference.root)  # noqa: SLF001 (one noun in two classes)
+
+
+def _beside(path: Path, kind: str) -> Path:
+    return path.with_name(path.name + kind)
+
+
+def _hashed(path: Path) -> tuple[BlobReference, bytes]:
+    hasher = BlobHasher()
+    with path.open("rb", buffering=0) as stream:
+        while piece := stream.read(CHUNK_BYTES):
+            hasher.update(piece)
+    return hasher.finish()
+
+
+def _believe_or_remove(mark: Path) -> None:
+    """Look at a blob that an earlier process left unsynced: keep it if its bytes are those of its name."""
+    path = mark.with_name(mark.name.removesuffix(_UNSYNCED))
+    if path.exists() and _hashed(path)[0].root == path.name:
+        return
+    path.unlink(missing_ok=True)
+    mark.unlink()
 
 
 def _pread(descriptor: int, length: int, offset: int) -> bytes:

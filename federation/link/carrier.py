@@ -146,7 +146,7 @@ class Carrier:
                 transfer.moved(self._clock)
         if not staging.is_whole:
             raise Unreachable("CFD-L01", f"{transfer}: the coordinator ended early")
-        staging.complete()
+        staging.complete(durable=False)  # it can be fetched again
 
     def _deliver_once(self, transfer: "_Transfer", channel: grpc.Channel, left_s: float) -> None:
         reference = transfer.reference

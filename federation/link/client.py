@@ -285,7 +285,10 @@ class LinkClient:
                 wait_s, state = self._limits.permanent_retry_s, LinkState.BLOCKED
             self._set(state, problem=problem, retry_s=wait_s)
             _log.warning("link lost", code=problem.code, detail=problem.message, retry_s=round(wait_s, 1))
-            self._handler.on_lost(problem)
+            try:
+                self._handler.on_lost(problem)
+            except Exception:  # noqa: BLE001 (the site's own fault must not end the link)
+                _log.exception("the site failed to note a lost link")
             self._wake.wait(wait_s)
 
     def _attend_once(self) -> ConfideError:
