@@ -83,7 +83,9 @@ class Federation:
 
     def __init__(self, names: tuple[str, ...] = ("127.0.0.1", "localhost")) -> None:
         self.authority_key = new_tls_key()
-        self.authority = Authority(new_authority(NAME, self.authority_key, now=now()), self.authority_key)
+        self.authority = Authority(
+            new_authority(NAME, self.authority_key, now=now() - timedelta(days=30)), self.authority_key
+        )
         self.authority_pem = certificate_to_pem(self.authority.certificate)
         self.coordinator_identity = IdentityKey.generate()
         self.tls = self.server_tls(names)
