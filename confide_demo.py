@@ -213,7 +213,7 @@ def build_federation(stage: Stage, source: Path) -> None:
     )  # fmt: skip
     say(said.strip())
     stage.confide("coordinator", "user", "add", "alice", "--role", "coordinator", "--home", home)
-    stage.start("coordinator", "coordinator", "serve", "--home", home, ready="coordinator.ready")
+    stage.start("coordinator", "coordinator", "serve", "--home", home, ready="ready: link")
     for site, (operator, units) in HOSPITALS.items():
         token = stage.folder / f"{site}.token"
         stage.confide("coordinator", "invite", site, "--operator", operator, "--out", str(token), "--home", home)

@@ -164,7 +164,7 @@ class Federation:
 
     def serve(self, **changes: str) -> None:
         """Start the coordinator."""
-        self.start("coordinator", "coordinator", "serve", ready="coordinator.ready", **changes)
+        self.start("coordinator", "coordinator", "serve", ready="ready: link", **changes)
 
     def run_site(self, site: str, **changes: str) -> None:
         """Start a site."""
