@@ -25,6 +25,7 @@ from audit.events.common import COMMITTED_FIELDS
 HEADER: Final = "audit-entry/v1 "
 MAX_WRITTEN_BYTES: Final = 16_384
 MAX_READ_BYTES: Final = 65_535
+_DRAFT_FIELDS: Final = frozenset(Draft.model_fields)
 
 WriterKey = Callable[[str, bytes], note.VerifierKey]
 """Name and key id to the writer key that is valid where the entry stands, or `EntryRefused`."""
@@ -107,7 +108,7 @@ def _check_common(event: Event) -> None:
         raise EntryRefused("v is not a version")
     try:
         Committed.model_validate({**{name: event[name] for name in COMMITTED_FIELDS if name in event}, "v": 1})
-        Draft.model_validate({name: value for name, value in event.items() if name in Draft.model_fields})
+        Draft.model_validate({name: value for name, value in event.items() if name in _DRAFT_FIELDS})
     except ValidationError as errors:
         raise EntryRefused(f"common fields: {_plain(errors)}") from None
     if (event["seq"] == 0) == ("prev" in event):

@@ -344,24 +344,27 @@ class AuditLog:
             )
             self._announced = True
         if self._process == DAEMON:
-            for index, event in sorted(opened.left_open.items()):
-                self._append_own(
-                    events.DataAbandoned.model_validate(
-                        {
-                            "id": self.new_id(),
-                            "decision": "allowed",
-                            "actor": self._service().model_dump(exclude_none=True),
-                            "opened": index,
-                            **{name: event[name] for name in ("dataset", "job", "round") if name in event},
-                        }
-                    )
-                )
+            abandoned = [
+                self._enqueue_own(self._abandoned(index, event)) for index, event in sorted(opened.left_open.items())
+            ]
+            for done in abandoned:
+                done.result()
             self.private.sweep(opened.commitments)
         if serve_socket:
             from audit.hand_over import serve
 
             self._server = serve(self._places.folder, self.append_body)
             self._server.__enter__()
+
+    def _abandoned(self, index: int, event: Event) -> events.DataAbandoned:
+        body: Event = {
+            "id": self.new_id(),
+            "decision": "allowed",
+            "actor": self._service().model_dump(exclude_none=True),
+            "opened": index,
+            **{name: event[name] for name in ("dataset", "job", "round") if name in event},
+        }
+        return events.DataAbandoned.model_validate(body)
 
     def close(self, reason: Literal["drain", "signal", "error"] = "drain") -> None:
         """Record the end, sign the last checkpoint, and let go of the home; a second call does nothing.
@@ -479,10 +482,13 @@ class AuditLog:
         return self._enqueue(body)
 
     def _append_own(self, draft: events.Draft) -> Receipt:
+        return self._enqueue_own(draft).result()
+
+    def _enqueue_own(self, draft: events.Draft) -> "Future[Receipt]":
         body = draft.body()
         if self.party != COORDINATOR:
             body["site"] = self.party
-        return self._enqueue(body).result()
+        return self._enqueue(body)
 
     def _enqueue(self, body: Event) -> "Future[Receipt]":
         encoded = canonical.encode(body)

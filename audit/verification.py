@@ -5,16 +5,18 @@ ids, times, and the root, which must be the one that the pinned log key signed. 
 goes on behind it, so that one altered byte isn't reported as a thousand flaws.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
 from audit import checkpoint, storage
 from audit.canonical import Event
-from audit.entry import hash_text
+from audit.entry import hash_text, read_frame
 from audit.errors import EntryRefused, LogUnreadable, NotCanonical, NoteRefused
 from audit.history import Flaw, History, newest_origin
+from audit.keyring import Keyring
 from audit.merkle import leaf_hash
 from audit.note import VerifierKey
 from audit.sequence import SequenceRules
@@ -126,6 +128,8 @@ class _Walk:
     """The chain value before this line isn't known."""
     broken: bool = False
     """Some entry's hash isn't known, so no root follows."""
+    stopped: bool = False
+    """Without the keys that entry 0 lists, nothing behind it can be judged."""
 
     def flaw(self, code: str, where: str, what: str) -> None:
         if len(self.flaws) < MAX_FLAWS:
@@ -145,11 +149,11 @@ class _Walk:
             self.flaw("CFD-A01", where, "was altered: its line is not one that a log writes")
             self._lose(self.history.size + 1, self.history.chain)
             self.chain_unknown = True
-            return True
-        if not self._in_place(line):
-            return True
+            return self._go_on_without_keys(None)
+        if not self._in_place(line) or self.stopped:
+            return not self.stopped
         self._take_line(line)
-        return True
+        return not self.stopped
 
     def _lose(self, size: int, chain: bytes) -> None:
         self.history = self.history.skip_to(size, chain)
@@ -168,7 +172,22 @@ class _Walk:
             self.flaw("CFD-A02", missing, "missing: removed, or moved elsewhere")
             self._lose(line.index, line.chain)
             self.chain_unknown = True
+            self._go_on_without_keys(None)
         return True
+
+    def _go_on_without_keys(self, leaf: bytes | None) -> bool:
+        """Return whether what follows can be judged; where entry 0 is flawed, by the keys that it may still show."""
+        if self.history.keyring.writers:
+            return True
+        with contextlib.suppress(EntryRefused):
+            if leaf is not None:
+                event, _ = read_frame(leaf, origin=None)
+                origin, keyring = newest_origin(leaf), Keyring.opened(event)
+                self.history = replace(self.history, origin=origin, keyring=keyring)
+                return True
+        self.flaw("CFD-A02", "entry 0", "without the keys that it lists, the entries behind it can't be judged")
+        self.stopped = True
+        return False
 
     def _take_line(self, line: storage.StoredLine) -> None:
         history, where = self.history, f"entry {line.index}"
@@ -187,6 +206,7 @@ class _Walk:
             code = refused.code if chained else "CFD-A01"
             self.flaw(code, where, refused.message if chained else f"was altered: {refused.message}")
             self._lose(line.index + 1, line.chain)
+            self._go_on_without_keys(line.leaf)
             return
         if not chained:
             self.flaw("CFD-A01", where, "was altered, or an entry before it was: the chain breaks here")
@@ -276,14 +296,14 @@ def _concluded(walk: _Walk, newest_checkpoint: bytes, reader: Reader) -> Verific
         notes=walk.notes,
     )
     keys = pinned or history.keyring.log_keys()
-    signed = _check_newest(walk, newest_checkpoint, keys)
+    signed = _check_newest(walk, newest_checkpoint, keys) if not walk.stopped else None
     if signed is not None:
         _check_quorum(signed, reader, result, pinned=bool(pinned))
         if signed.size < history.size:
             result.notes.append(
                 Flaw("CFD-A45", f"entries {signed.size} to {history.size - 1}", "not yet in a signed checkpoint")
             )
-    extended = _check_against(walk, reader, keys)
+    extended = _check_against(walk, reader, keys) if not walk.stopped else []
     if walk.rules is not None:
         walk.flaws.extend(walk.rules.finish(walk.last_event))
     result.flaws = walk.flaws

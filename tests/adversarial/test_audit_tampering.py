@@ -91,6 +91,22 @@ def test_an_altered_entry_is_named_by_index(tmp_path: Path, change: Change, flaw
     assert result.verdict is Verdict.FLAWED
 
 
+def test_an_altered_first_entry_is_one_flaw(tmp_path: Path) -> None:
+    home = closed_home(tmp_path)
+    lines = lines_of(home)
+    rewrite(home, [lines[0].replace(b'quorum\\":0', b'quorum\\":1'), *lines[1:]])
+    assert found(verified(home)) == [("CFD-A01", "entry 0")]
+
+
+@pytest.mark.parametrize("change", [break_line(0), remove(0)])
+def test_a_log_without_its_first_entry_is_not_judged_further(tmp_path: Path, change: Change) -> None:
+    home = closed_home(tmp_path)
+    rewrite(home, change(lines_of(home)))
+    result = verified(home)
+    assert {flaw.where for flaw in result.flaws} == {"entry 0"}
+    assert result.verdict is Verdict.FLAWED
+
+
 def test_an_untouched_log_is_verified(tmp_path: Path) -> None:
     result = verified(closed_home(tmp_path), complete=True)
     assert (result.flaws, result.notes, result.verdict) == ([], [], Verdict.VERIFIED)

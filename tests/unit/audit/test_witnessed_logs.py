@@ -1,0 +1,87 @@
+"""What `verify` says of witnesses, of a reader's own checkpoints, and of key entries that can't be."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from audit import checkpoint, key_files, note, storage
+from audit.history import Flaw
+from audit.log import write_trust_policy
+from audit.reading import find_log
+from audit.trust import parse_policy
+from audit.verification import Reader, Verdict, Verification, verify
+from tests.support.audit_logs import ORIGIN, closed_home, create, draft
+
+HUNGARY = note.Ed25519Signer("heart.example.org/hungary/witness", bytes([4]) * 32)
+COORDINATOR = note.Ed25519Signer("heart.example.org/coordinator/witness", bytes([3]) * 32)
+
+
+def witness_key(signer: note.Ed25519Signer) -> note.VerifierKey:
+    return note.VerifierKey(signer.key.name, note.COSIGNATURE, signer.key.public)
+
+
+def cosigned(data: bytes, signer: note.Ed25519Signer, time_s: int = 1_767_225_610) -> bytes:
+    text = note.parse_note(data).text
+    signature = signer.sign(f"cosignature/v1\ntime {time_s}\n{text}".encode())
+    key = witness_key(signer)
+    line = note.SignatureLine(key.name, key.id, time_s.to_bytes(8, "big") + signature)
+    return data + str(line).encode()
+
+
+def verified(home: Path, data: bytes, **reader: Any) -> Verification:
+    vkey = str(key_files.read_key(home / "audit" / "keys" / "log-1.key", ORIGIN).key)
+    witnesses = {"hungary": str(witness_key(HUNGARY)), "coordinator": str(witness_key(COORDINATOR))}
+    path = write_trust_policy(home / "pinned", party="cleveland", log_keys=[vkey], witnesses=witnesses, quorum=2)
+    policy = parse_policy(path.read_text(encoding="utf-8"))
+    return verify(storage.read_lines(find_log(home).entries), data, Reader(policy, str(path), **reader))
+
+
+def test_a_quorum_of_witnesses_is_proved(tmp_path: Path) -> None:
+    home = closed_home(tmp_path)
+    data = cosigned(cosigned(find_log(home).checkpoint_bytes(), HUNGARY), COORDINATOR)
+    result = verified(home, data)
+    assert (result.verdict, result.cosigned, result.quorum, result.notes) == (Verdict.VERIFIED, 9, 2, [])
+    assert "cosigned up to 9 (quorum 2)" in result.proved[0]
+
+
+def test_too_few_witnesses_are_not_yet_a_quorum(tmp_path: Path) -> None:
+    home = closed_home(tmp_path)
+    twice = cosigned(cosigned(find_log(home).checkpoint_bytes(), HUNGARY), HUNGARY, time_s=1_767_225_700)
+    result = verified(home, twice)
+    assert (result.verdict, result.cosigned) == (Verdict.VERIFIED, 0)
+    assert result.notes == [Flaw("CFD-A45", "file checkpoint", "not yet witnessed: 1 of 2 cosignatures")]
+
+
+def test_a_wrong_cosignature_counts_for_nothing(tmp_path: Path) -> None:
+    home = closed_home(tmp_path)
+    data = cosigned(find_log(home).checkpoint_bytes(), HUNGARY, time_s=0)
+    result = verified(home, data)
+    assert result.cosigned == 0
+    assert result.notes[0].code == "CFD-A45"
+
+
+@pytest.mark.parametrize("data", [b"garbage", b""])
+def test_a_readers_checkpoint_that_is_none_is_a_flaw(tmp_path: Path, data: bytes) -> None:
+    home = closed_home(tmp_path)
+    result = verified(home, find_log(home).checkpoint_bytes(), against={"kept": data})
+    assert [(flaw.code, flaw.where) for flaw in result.flaws] == [("CFD-A05", "kept")]
+
+
+def test_a_readers_checkpoint_of_another_root_proves_a_fork(tmp_path: Path) -> None:
+    home = closed_home(tmp_path)
+    signer = key_files.read_key(home / "audit" / "keys" / "log-1.key", ORIGIN)
+    other = checkpoint.sign(ORIGIN, 4, bytes(32), signer)
+    result = verified(home, find_log(home).checkpoint_bytes(), against={"kept": other})
+    assert [(flaw.code, flaw.where) for flaw in result.flaws] == [("CFD-A08", "kept")]
+
+
+def test_growing_entry_by_entry_keeps_every_checkpoint_consistent(tmp_path: Path) -> None:
+    kept = {}
+    with create(tmp_path) as log:
+        for number in range(12):
+            log.append(draft())
+            kept[f"kept{number}"] = log.checkpoint()
+    result = verified(tmp_path, find_log(tmp_path).checkpoint_bytes(), against=kept)
+    assert result.flaws == []
+    assert len(result.proved) == 13
