@@ -1,7 +1,9 @@
 """A federation's keys, charters and homes for tests: builders in which a test states only what matters to it."""
 
+import json
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from audit import note
@@ -147,3 +149,12 @@ class FederationKeys:
         body = encode_charter(next_charter(held, self.charter(*members, people=people)))
         self.epochs.append((body, sign_charter(self.root, body)))
         return self.epochs[-1]
+
+
+def decided(folder: Path) -> list[tuple[str, str]]:
+    """Return action and decision of each entry of the log in an audit folder."""
+    found = []
+    for line in (folder / "1" / "entries.log").read_text(encoding="utf-8").split("\n")[:-1]:
+        event = json.loads(json.loads(line)["leaf"].split("\n")[1])
+        found.append((event["action"], event["decision"]))
+    return [one for one in found if not one[0].startswith("log.")]
