@@ -39,3 +39,18 @@ def release_memory(device: "torch.device") -> None:
 
     if device.type != "cpu" and torch.accelerator.is_available():
         torch.accelerator.empty_cache()
+
+
+def main() -> int:
+    """Write device and version of torch to standard output, for `confide site doctor`, which doesn't load torch."""
+    import json
+    import sys
+
+    import torch
+
+    sys.stdout.write(json.dumps({"device": describe(choose_device(1)), "torch": torch.__version__}) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

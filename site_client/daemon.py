@@ -259,6 +259,14 @@ class Daemon:
                 self._close_job(stored)
                 continue
             self._step(stored.job, machine.Restarted())
+        self._apply_hold()
+
+    def _apply_hold(self) -> None:
+        """Bring the jobs in line with the operator's wish, which may have been given while no daemon ran."""
+        paused = self._site.store.flag("paused") is not None
+        event = machine.Held(Holder.OPERATOR) if paused else machine.Freed(Holder.OPERATOR)
+        for job in list(self._sessions):
+            self._step(job, event)
 
     # --- messages of the coordinator ------------------------------------------------------------------------------
 
@@ -808,6 +816,7 @@ class Daemon:
         trainers = dict(self._trainers.all())
         return {
             "site": self._site.site,
+            "running": True,
             "process": os.getpid(),
             "stopping": bool(self._stopping),
             "paused": self._site.store.flag("paused") is not None,

@@ -1,0 +1,66 @@
+"""What the site's commands share: a parser with the example of its help, and the databases as a reader sees them."""
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NoReturn
+
+from federation.edge.tables import FORMATS
+from federation.errors import ConfigurationWrong, InvalidInput
+
+if TYPE_CHECKING:
+    from federation.edge.homes import SiteHome
+    from site_client.store import Store
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser of one verb, with --home and --format; a mistake is told with the help's own example."""
+
+    def __init__(self, verb: str, help_text: str) -> None:
+        super().__init__(prog=f"confide site {verb}", add_help=False, allow_abbrev=False)
+        self._example = help_text.strip().splitlines()[-1].strip()
+        self.add_argument("--home", metavar="DIR")
+        self.add_argument("--format", choices=FORMATS, default="table")
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the command line.
+
+        Raises:
+            InvalidInput: Always.
+        """
+        raise InvalidInput("CFD-G02", f"{self.prog}: {message}", hint=f"such as: {self._example}")
+
+
+def wants_help(arguments: list[str]) -> bool:
+    """Return whether the help was asked for."""
+    return any(word in ("-h", "--help") for word in arguments)
+
+
+def open_home(flag: str | None) -> "SiteHome":
+    """Return the home, which must be enrolled.
+
+    Raises:
+        ConfigurationWrong: There is no site's home.
+    """
+    from federation.edge.configuration import resolve_home
+    from federation.edge.homes import SiteHome
+
+    home = SiteHome(resolve_home("site", flag))
+    if not home.configuration_file.exists():
+        raise ConfigurationWrong(
+            "CFD-E22", f"{home.path} is no site's home yet", hint="run `confide site enrol` first, or give --home DIR"
+        )
+    return home
+
+
+@contextmanager
+def reading_store(home: "SiteHome") -> "Iterator[Store]":
+    """Give the daemon's tables to a command that only reads, beside a running daemon or without one."""
+    from federation.edge.database import open_engine, sqlite_url
+    from site_client.store import Store
+
+    store = Store(open_engine(sqlite_url(home.database)))
+    try:
+        yield store
+    finally:
+        store.close()
