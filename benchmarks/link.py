@@ -361,6 +361,12 @@ def rows() -> list[Row]:
             found.append(at_most(f"{name}-time", figures["total_s"], "s", target=10.0, against=against))
         else:
             found.append(shown(f"{name}-time", figures["total_s"], "s", against=against))
+        cpu_s = sum(one["user_s"] + one["system_s"] for one in [figures["ended"], *figures["sites"]])
+        found.append(
+            shown(
+                f"{name}-cpu", cpu_s, "s", against="processor time of all processes; half of it is the floor on 2 cores"
+            )
+        )
         peak_mb = figures["ended"]["VmHWM"] / 1e6
         start_mb = figures["started"]["VmHWM"] / 1e6
         found.append(

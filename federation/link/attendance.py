@@ -18,7 +18,7 @@ import structlog
 from federation.edge.clock import Clock
 from federation.errors import ConfideError, NotAuthenticated, PeerMisbehaved, Unreachable
 from federation.link import link_pb2 as pb
-from federation.link.backend import AttendanceState, LinkBackend, Peer
+from federation.link.backend import AttendanceState, LinkBackend, Member, Peer
 from federation.link.correspondence import Correspondence, open_message, sign_message
 from federation.link.gate import Gate
 from federation.link.limits import LinkLimits
@@ -127,7 +127,7 @@ class Attendances:
             self._end(attendance, problem)
 
     def watch(self) -> None:
-        """End the attendances of sites that are silent or whose certificate has lapsed. Called about once a second."""
+        """End the attendances of sites that are silent, lapsed or no longer let in. Called about once a second."""
         now, now_s = self._clock.now(), self._clock.monotonic_s()
         with self._lock:
             present = list(self._present.values())
@@ -139,6 +139,21 @@ class Attendances:
                 attendance.context.cancel()  # type: ignore[no-untyped-call]
             elif now >= attendance.peer.certificate_ends:
                 self._end(attendance, NotAuthenticated("CFD-E11", f"site {site}: its certificate has ended"))
+            else:
+                self._check_again(attendance)
+
+    def _check_again(self, attendance: _Attendance) -> None:
+        try:
+            self._still_admitted(attendance)
+        except ConfideError as problem:
+            self._end(attendance, problem)
+
+    def _still_admitted(self, attendance: _Attendance) -> Member:
+        site = attendance.peer.site
+        member = self._gate.admit(site, active=False)
+        if member.tls_key != attendance.peer.member.tls_key:
+            raise NotAuthenticated("CFD-L05", f"site {site} has another TLS key now")
+        return member
 
     # --- one stream -------------------------------------------------------------------------------------------
 
@@ -255,9 +270,7 @@ class Attendances:
             for envelope in requests:
                 self._heard(attendance)
                 pace.wait()
-                member = self._gate.admit(attendance.peer.site, active=False)
-                if member.tls_key != attendance.peer.member.tls_key:
-                    raise NotAuthenticated("CFD-L05", f"site {attendance.peer.site} has another TLS key now")
+                member = self._still_admitted(attendance)
                 correspondence.receive(envelope, member.identity_key)
         except ConfideError as refusal:
             problem = refusal

@@ -7,6 +7,7 @@ come once more, which the parties' own keys (job, round, attempt, phase) make ha
 """
 
 import hashlib
+import heapq
 import re
 from collections import OrderedDict
 from collections.abc import Callable
@@ -145,7 +146,8 @@ class Memory:
 
     def __init__(self, max_count: int) -> None:
         self._max_count = max_count
-        self._answers: OrderedDict[str, tuple[bytes, Refusal | None]] = OrderedDict()
+        self._answers: dict[str, tuple[bytes, Refusal | None]] = {}
+        self._by_age: list[str] = []
         self._forgotten = ""
         self.newest = ""
 
@@ -162,10 +164,12 @@ class Memory:
 
     def remember(self, message_id: str, message: SignedMessage, answer: Refusal | None) -> None:
         """Note a processed message; the oldest ids are forgotten and closed off once there are too many."""
+        if message_id not in self._answers:
+            heapq.heappush(self._by_age, message_id)
         self._answers[message_id] = (_digest(message), answer)
         self.newest = max(self.newest, message_id)
         while len(self._answers) > self._max_count:
-            oldest = min(self._answers)
+            oldest = heapq.heappop(self._by_age)
             del self._answers[oldest]
             self._forgotten = max(self._forgotten, oldest)
 

@@ -177,8 +177,11 @@ class LinkServer:
 
     def _watch(self) -> None:
         while not self._stopping.wait(min(1.0, self._limits.lost_after_s / 4)):
-            self._attendances.watch()
-            self._transfers.cut_stalled()
+            try:
+                self._attendances.watch()
+                self._transfers.cut_stalled()
+            except Exception:  # noqa: BLE001 (the backend's fault of the moment must not end the watch)
+                _log.exception("the watch over the sites failed; it goes on")
 
     # --- for the coordinator ----------------------------------------------------------------------------------
 

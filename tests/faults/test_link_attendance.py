@@ -51,6 +51,23 @@ def test_messages_for_an_absent_site_are_bounded(coordinator: Coordinator) -> No
     assert coordinator.server.pending_count("cleveland") == QUICK.max_pending_count
 
 
+def test_a_fault_of_the_backend_does_not_end_the_watch_over_the_sites(
+    coordinator: Coordinator, start: StartSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = start()
+    known = coordinator.member
+
+    def locked(name: str) -> None:
+        raise RuntimeError("database is locked")
+
+    monkeypatch.setattr(coordinator, "member", locked)
+    time.sleep(1.5)
+    monkeypatch.setattr(coordinator, "member", known)
+    until(site.client.connected)
+    coordinator.members["cleveland"] = site.keys.member(MemberStatus.REVOKED)
+    until(lambda: any(problem.code == "CFD-E24" for problem in site.lost))
+
+
 def test_a_withdrawn_message_is_not_sent(coordinator: Coordinator, start: StartSite) -> None:
     withdrawn = coordinator.server.send("cleveland", status_message(coordinator.server.message_ids, "old"))
     assert coordinator.server.withdraw("cleveland", withdrawn)
@@ -342,6 +359,14 @@ def test_a_site_suspended_while_it_attends_is_sent_away_at_its_next_word(
     until(lambda: site.lost)
     assert site.lost[0].code == "CFD-E24"
     assert coordinator.received == []
+    assert not coordinator.server.connected("cleveland")
+
+
+def test_a_quiet_site_that_is_revoked_is_sent_away_within_seconds(coordinator: Coordinator, start: StartSite) -> None:
+    site = start()
+    coordinator.members["cleveland"] = site.keys.member(MemberStatus.REVOKED)
+    until(lambda: site.lost, within_s=4)
+    assert site.lost[0].code == "CFD-E24"
     assert not coordinator.server.connected("cleveland")
 
 
