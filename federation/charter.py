@@ -358,16 +358,6 @@ class AcceptedCharter:
         new = Acceptance(site=site, operator=member.operator, identity=member.identity, accepted=accepted, by=by)
         return replace(self, answers=(*(one for one in self.answers if one.site != site), new))
 
-    def follow(self, root_public: bytes, body: bytes, signature: bytes) -> Self:
-        """Return this at the next epoch; answers go on counting for members that are still the same.
-
-        Raises:
-            NotAuthenticated: As `open_charter`.
-            PeerMisbehaved: As `open_charter`.
-            InvalidInput: As `open_charter`.
-        """
-        return replace(self, body=body, charter=open_charter(root_public, body, signature, self.body))
-
 
 def next_charter(held: bytes | None, proposal: Charter) -> Charter:
     """Return `proposal` numbered and linked as the epoch after `held`.

@@ -70,15 +70,6 @@ def resolve_home(role: Role, flag: str | None, *, variables: Mapping[str, str] |
     return Path(found["HOME"]) / ".local" / "share" / "confide" / role
 
 
-def configuration_folder(*, variables: Mapping[str, str] | None = None) -> Path | None:
-    """Return ``$XDG_CONFIG_HOME/confide`` (default ``~/.config/confide``), or None where neither is known."""
-    found = environment() if variables is None else variables
-    named = found.get("XDG_CONFIG_HOME", "")
-    if named.startswith("/"):
-        return Path(named) / "confide"
-    return Path(found["HOME"]) / ".config" / "confide" if found.get("HOME") else None
-
-
 def load_configuration(model: type[M], path: Path, *, variables: Mapping[str, str] | None = None) -> M:
     """Return the configuration in the file `path`, with the environment's overrides.
 

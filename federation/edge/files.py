@@ -2,8 +2,7 @@
 
 Rules: folders are 0700 and files 0600 from their first moment; a file is either the old one or the new one, on disk,
 after a crash (temporary name, fsync, rename, fsync of the folder); a private key that other accounts may read is
-refused; what can't be written is said with the account that tried and the account that owns. Text from Windows (a
-byte-order mark, CR LF) is read as if it had been written here.
+refused; what can't be written is said with the account that tried and the account that owns.
 """
 
 import errno
@@ -21,8 +20,6 @@ from federation.errors import ConfideError, ConfigurationWrong, InvalidInput
 FOLDER_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
 MAX_SMALL_FILE_BYTES: Final = 16 << 20
-
-_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 def _account(uid: int) -> str:
@@ -143,11 +140,6 @@ def read_bytes(path: Path, *, limit_bytes: int = MAX_SMALL_FILE_BYTES) -> bytes:
     if len(content) > limit_bytes:
         raise ConfigurationWrong("CFD-G04", f"{path} is larger than {limit_bytes} bytes")
     return content
-
-
-def unix_text(content: bytes) -> bytes:
-    """Return `content` without a byte-order mark, and with LF where a Windows program wrote CR LF."""
-    return content.removeprefix(_BYTE_ORDER_MARK).replace(b"\r\n", b"\n")
 
 
 def read_secret(path: Path) -> bytes:

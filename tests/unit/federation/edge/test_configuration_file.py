@@ -7,7 +7,6 @@ from pydantic import Field
 from federation.edge.configuration import (
     Settings,
     commented_yaml,
-    configuration_folder,
     effective,
     from_folder,
     load_configuration,
@@ -146,9 +145,6 @@ def test_without_any_home_the_program_says_what_to_give() -> None:
     with pytest.raises(ConfigurationWrong) as refused:
         resolve_home("coordinator", None, variables={})
     assert "--home" in refused.value.hint
-    assert configuration_folder(variables={}) is None
-    assert configuration_folder(variables={"HOME": "/h"}) == Path("/h/.config/confide")
-    assert configuration_folder(variables={"XDG_CONFIG_HOME": "/c"}) == Path("/c/confide")
 
 
 def test_paths_in_a_file_are_relative_to_its_folder() -> None:

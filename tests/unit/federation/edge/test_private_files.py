@@ -12,7 +12,6 @@ from federation.edge.files import (
     make_folder,
     read_bytes,
     read_secret,
-    unix_text,
     write_whole,
 )
 from federation.errors import ConfigurationWrong, InvalidInput
@@ -92,10 +91,6 @@ def test_a_file_over_its_limit_is_refused(tmp_path: Path) -> None:
     assert read_bytes(tmp_path / "a", limit_bytes=5) == b"12345"
     with pytest.raises(ConfigurationWrong, match="larger than 4 bytes"):
         read_bytes(tmp_path / "a", limit_bytes=4)
-
-
-def test_text_from_windows_reads_as_if_written_here() -> None:
-    assert unix_text(b"\xef\xbb\xbfa: 1\r\nb: 2\r\n") == b"a: 1\nb: 2\n"
 
 
 def test_a_second_holder_of_a_home_is_refused_with_the_first_ones_process_id(tmp_path: Path) -> None:
