@@ -2,7 +2,7 @@
 
 `flwr` is imported inside functions only, and only after `quieten_flower` has switched off telemetry and the update
 check in this process (children inherit it); without that, every function here refuses. Only flwr's public packages
-are used (`flwr.app`, `flwr.clientapp`, `flwr.serverapp`).
+are used (`flwr.app`, `flwr.clientapp`, `flwr.serverapp`, and the entry point of `flwr.simulation`).
 
 Messages carry explicit metadata: a bare `Message(...)` would take its run from a global of the process, and one
 coordinator runs many jobs at once. Of a strategy only the aggregation is called, on updates that
@@ -12,6 +12,7 @@ round loop, sampling, waiting and differential-privacy strategies are never used
 
 import hashlib
 import importlib
+import importlib.util
 import logging
 import sys
 import warnings
@@ -47,6 +48,9 @@ _ARRAYS: Final = "arrays"
 _METRICS: Final = "metrics"
 _WEIGHT: Final = "num-examples"
 _BODY: Final = "body"
+_VIRTUAL_SITE: Final = "virtual-site"
+_VIRTUAL_FILE: Final = "virtual-file"
+_NAME: Final = "name"
 _LOGGERS: Final = ("flwr", "flwr-telemetry")
 _MESSAGE_TYPES: Final[Mapping[Phase, str]] = {Phase.TRAIN: "train", Phase.EVALUATE: "evaluate"}
 
@@ -212,6 +216,7 @@ def build_message(
     created_at_s: float,
     ttl_s: float,
     reply_to: str = "",
+    run: int | None = None,
 ) -> Any:
     """Return a Flower `Message` whose metadata come from the arguments alone, never from a global of the process.
 
@@ -226,10 +231,11 @@ def build_message(
         created_at_s: Seconds since 1970, from the caller's clock.
         ttl_s: Seconds until the phase's deadline.
         reply_to: The id of the message that this one answers.
+        run: Flower's own number for the run, where an engine chose it; by default the job's.
     """
     app = _app()
     metadata = app.Metadata(
-        run_id=number_of(job),
+        run_id=number_of(job) if run is None else run,
         message_id=message_id,
         src_node_id=source,
         dst_node_id=destination,
@@ -260,12 +266,108 @@ def build_reply(message: Any, content: Any, *, message_id: str, created_at_s: fl
     return app.Message(content=content, metadata=metadata)
 
 
+def build_silence(message: Any, *, code: int, reason: str, created_at_s: float) -> Any:
+    """Return the error `Message` that stands for the missing answer to `message`, from the node that was asked."""
+    asked = message.metadata
+    app = _app()
+    metadata = app.Metadata(
+        run_id=asked.run_id,
+        message_id=f"{asked.message_id}/none",
+        src_node_id=asked.dst_node_id,
+        dst_node_id=asked.src_node_id,
+        reply_to_message_id=asked.message_id,
+        group_id=asked.group_id,
+        created_at=created_at_s,
+        ttl=0.0,
+        message_type=asked.message_type,
+    )
+    return app.Message(error=app.Error(code=code, reason=reason), metadata=metadata)
+
+
 def context_for(job: str, site: str) -> Any:
     """Return an empty `Context` of a site in a job; state is kept in our own store, not in Flower's."""
     app = _app()
     return app.Context(
         run_id=number_of(job), node_id=number_of(site), node_config={}, state=app.RecordDict({}), run_config={}
     )
+
+
+# --- virtual sites on Flower's simulation engine --------------------------------------------------------------
+
+
+def config_record(values: Mapping[str, int | str | bytes]) -> Any:
+    """Return a `ConfigRecord` of plain values."""
+    return _app().ConfigRecord(dict(values))
+
+
+def empty_content() -> Any:
+    """Return a `RecordDict` without records."""
+    return _app().RecordDict({})
+
+
+def address(content: Any, site: str) -> None:
+    """Say in a message's content which virtual site it is for; the numbers of an engine's nodes mean nothing."""
+    content[_VIRTUAL_SITE] = config_record({_NAME: site})
+
+
+def take_address(content: Any) -> str:
+    """Take out of a message's content which virtual site it is for.
+
+    Raises:
+        PeerMisbehaved: It says nothing of one.
+    """
+    return _take_name(content, _VIRTUAL_SITE) or _refuse_unaddressed()
+
+
+def attach_file(content: Any, name: str) -> None:
+    """Say in a reply's content which file of the shared folder holds the update that the reply announces."""
+    content[_VIRTUAL_FILE] = config_record({_NAME: name})
+
+
+def take_file(content: Any) -> str:
+    """Take out of a reply's content the name of its update's file; empty where it brings none."""
+    return _take_name(content, _VIRTUAL_FILE)
+
+
+def _take_name(content: Any, kind: str) -> str:
+    record = content.pop(kind) if kind in content else None
+    name = record.get(_NAME) if isinstance(record, _app().ConfigRecord) else None
+    return name if isinstance(name, str) else ""
+
+
+def _refuse_unaddressed() -> str:
+    raise PeerMisbehaved("CFD-R02", "a message for no virtual site")
+
+
+def has_simulation() -> bool:
+    """Return whether Flower's simulation engine is installed; nothing is imported."""
+    return importlib.util.find_spec("flwr") is not None and importlib.util.find_spec("ray") is not None
+
+
+def run_virtual_nodes(server_app: Any, client_app: Any, *, nodes_count: int, backend: Mapping[str, Any]) -> None:
+    """Run a `ServerApp` and a `ClientApp` on Flower's simulation engine until the `ServerApp` ends.
+
+    Call it in a process that does nothing else: the engine sets globals of the process, starts Ray, and may end the
+    process that it runs in. `has_simulation` is to be asked before.
+
+    Args:
+        server_app: From `coordinator.flower_server.make_server_app`.
+        client_app: For every node; goes by pickle to the engine's own workers on this machine.
+        nodes_count: How many virtual nodes there are.
+        backend: Flower's `backend_config`: arguments of `ray.init`, and the resources of one node.
+
+    Raises:
+        OutOfOrder: CFD-J12, the engine ended with an error of its own.
+    """
+    simulation = _load("flwr.simulation")
+    try:
+        simulation.run_simulation(
+            server_app=server_app, client_app=client_app, num_supernodes=nodes_count, backend_config=dict(backend)
+        )
+    except SystemExit as ended:
+        raise OutOfOrder("CFD-J12", f"the simulation engine ended the process (status {ended.code})") from None
+    except RuntimeError as problem:
+        raise OutOfOrder("CFD-J12", "the simulation engine ended with an error") from problem
 
 
 # --- strategies that need each site's own update --------------------------------------------------------------

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 import numpy as np
 import torch
@@ -39,8 +39,8 @@ from site_client import offers
 from site_client.accelerators import choose_device, describe, release_memory
 from site_client.data.loader import OpenedData, open_dataset
 from site_client.flower_client import ask, make_client_app
-from site_client.trainer import Pipe, WorkEnded, code_of, report
-from site_client.trainer_messages import Begin, DataClosed, Done, Failed, LeaseDone, Setup
+from site_client.trainer import WorkEnded, code_of, report
+from site_client.trainer_messages import Begin, DataClosed, Done, Failed, LeaseDone, Line, Setup
 
 LOSS_CLAMP: Final = 4.0
 """Largest loss of one unit in an evaluation: a public constant, far above the 0.69 of a coin."""
@@ -49,10 +49,26 @@ NOT_FINITE: Final = "CFD-R57"
 _SYNTHETIC_UNITS: Final = 8
 
 
+class Charging(Protocol):
+    """Whoever charges steps and is told of them: the daemon behind `site_client.trainer.Pipe`, or a simulation."""
+
+    def say(self, line: Line) -> None:
+        """Take one line."""
+        ...
+
+    def ask_steps(self, steps: int) -> int:
+        """Return how many more steps are charged; raises `WorkEnded` where none are, or none are wanted."""
+        ...
+
+    def check_wanted(self) -> None:
+        """Return if the phase is still wanted; raises `WorkEnded` if it isn't."""
+        ...
+
+
 class Steps(LeasedSteps):
     """Charged steps that also end where the daemon wants no further one."""
 
-    def __init__(self, planned: int, pipe: Pipe, *, at_a_time: int) -> None:
+    def __init__(self, planned: int, pipe: Charging, *, at_a_time: int) -> None:
         self._pipe = pipe
         super().__init__(planned, pipe.ask_steps, lambda steps: pipe.say(LeaseDone(steps=steps)), at_a_time=at_a_time)
 
@@ -82,7 +98,7 @@ class JobWork:
         PrivacyError: The model or the engine failed a check; no data may be opened.
     """
 
-    def __init__(self, setup: Setup, pipe: Pipe, *, clock: Clock | None = None) -> None:
+    def __init__(self, setup: Setup, pipe: Charging, *, clock: Clock | None = None) -> None:
         self._setup = setup
         self._pipe = pipe
         self._clock = clock or SystemClock()
