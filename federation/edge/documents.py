@@ -348,7 +348,7 @@ def _refuse_lookalikes(event: yaml.ScalarEvent) -> None:
 
 
 def _joined(event: yaml.ScalarEvent) -> str:
-    """Return the text with pairs like ``\\ud83d\\ude00``, as JSON writes them, joined to the one character they mean."""
+    """Return the text, pairs like ``\\ud83d\\ude00``, as JSON writes them, joined to one character."""
     try:
         joined: str = event.value.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
     except UnicodeDecodeError:

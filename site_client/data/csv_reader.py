@@ -18,7 +18,7 @@ from federation.errors import InvalidInput
 from site_client.data.data_map import CsvFormat
 from site_client.data.source import HashedFile, Part, Table
 
-MAX_FIELD_CHARACTERS: Final = 131_072
+MAX_LINE_CHARACTERS: Final = 8 << 20
 _NUL: Final = "\x00"
 _C1: Final = re.compile("[\x80-\x9f]")
 _DELIMITERS: Final = (";", ",", "\t", "|")
@@ -76,7 +76,7 @@ def _lines(text: io.TextIOWrapper, part: Part, declared: str, encoding: str) -> 
     single_byte = declared.startswith("iso-8859")
     while True:
         try:
-            line = text.readline()
+            line = text.readline(MAX_LINE_CHARACTERS)
         except UnicodeDecodeError as problem:
             raise _bad_byte(problem, part, declared, encoding, number) from None
         except OSError as problem:
@@ -84,6 +84,10 @@ def _lines(text: io.TextIOWrapper, part: Part, declared: str, encoding: str) -> 
         if not line:
             return
         number += 1
+        if len(line) == MAX_LINE_CHARACTERS:
+            raise InvalidInput(
+                "CFD-D13", f"{part.name}, line {number}: longer than {MAX_LINE_CHARACTERS} characters; this is no table"
+            )
         if _NUL in line:
             raise InvalidInput(
                 "CFD-D12",
