@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from privacy.dpsgd.batches import Units
-from privacy.dpsgd.functional import Parameters, RowLoss, frozen_state, masked_mean
+from privacy.dpsgd.functional import Parameters, RowLoss, frozen_state
 from privacy.dpsgd.optimizers import Optimizer
 from privacy.dpsgd.sampling import planned_order
 from privacy.dpsgd.step import check_same_layout
@@ -64,9 +64,15 @@ def _mean_gradient(parameters: Parameters, batch: Units, model: nn.Module, loss:
     count, rows = batch.mask.shape
     outputs = functional_call(model, {**_live_state(model, leaves), **leaves}, (batch.inputs.flatten(0, 1),))
     losses = loss(outputs, batch.targets.flatten(0, 1)).reshape(count, rows)
-    mean = torch.stack([masked_mean(losses[index], batch.mask[index]) for index in range(count)]).mean()
+    mean = _row_means(losses, batch.mask).mean()
     gradients = torch.autograd.grad(mean, list(leaves.values()), allow_unused=True, materialize_grads=True)
     return {name: gradient.to(torch.float64) for name, gradient in zip(leaves, gradients, strict=True)}
+
+
+def _row_means(losses: Tensor, mask: Tensor) -> Tensor:
+    """Return each unit's mean loss over the rows that are there: `losses` and `mask` are [units, rows]."""
+    there = torch.where(mask, losses, torch.zeros_like(losses))
+    return there.sum(dim=1) / mask.sum(dim=1).clamp(min=1)
 
 
 def _live_state(model: nn.Module, trained: Mapping[str, Tensor]) -> Parameters:
