@@ -8,6 +8,7 @@ type too, each with its own kinds. Files are read and written by `federation.edg
 """
 
 import re
+from functools import lru_cache
 from typing import Final, Self
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -37,6 +38,7 @@ def tidy_pem(content: bytes) -> bytes:
     return _WHITE.sub(b"\n", text).strip() + b"\n"
 
 
+@lru_cache(maxsize=1024)  # a few hundred members, asked for every message
 def check_public_key(public: bytes) -> bytes:
     """Return `public` if it is a usable Ed25519 public key.
 
