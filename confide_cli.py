@@ -149,17 +149,29 @@ _OWN: Final[dict[str, Callable[[list[str]], int]]] = {
 
 
 def _load(noun: str) -> Callable[[list[str]], int]:
-    module = NOUNS[noun][0]
-    try:
-        command: Callable[[list[str]], int] = importlib.import_module(module).main
-    except ModuleNotFoundError as missing:
-        if missing.name is None or missing.name.split(".")[0] in ("coordinator", "site_client", "audit", "federation"):
-            raise
-        extra = {"coordinator": "coordinator", "job": "coordinator", "model": "coordinator"}.get(noun, "site")
-        print(f"error CFD-G02: `confide {noun}` needs the package {missing.name}", file=sys.stderr)
-        print(f"hint: pip install 'confide[{extra}]'", file=sys.stderr)
-        raise SystemExit(2) from None
+    command: Callable[[list[str]], int] = importlib.import_module(NOUNS[noun][0]).main
     return command
+
+
+OURS: Final = ("audit", "privacy", "federation", "site_client", "coordinator")
+EXTRAS: Final = {
+    "coordinator": "coordinator",
+    "job": "coordinator",
+    "model": "coordinator",
+    "site": "site",
+    "demo": "coordinator,site",
+    "schema": "coordinator,site",
+}
+
+
+def report_missing_package(noun: str, missing: ModuleNotFoundError) -> int:
+    """Say which extra brings a package that isn't installed; return 2. A missing module of ours is our own fault."""
+    package = (missing.name or "").split(".")[0]
+    if not package or package in OURS or package.startswith("confide") or noun not in EXTRAS:
+        return report_internal_error(missing)
+    print(f"error CFD-G02: `confide {noun}` needs the package {package}", file=sys.stderr)
+    print(f"hint: pip install 'confide[{EXTRAS[noun]}]'", file=sys.stderr)
+    return 2
 
 
 def run(arguments: list[str]) -> int:
@@ -186,6 +198,8 @@ def run(arguments: list[str]) -> int:
         # The reader of our output went away, as `head` does. Python would complain again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except ModuleNotFoundError as missing:
+        return report_missing_package(noun, missing)
     except Exception as error:  # noqa: BLE001 (the outermost edge: nothing below may print a trace)
         return print_error(error) if is_ours(error) else report_internal_error(error)
 

@@ -51,6 +51,35 @@ def test_an_unforeseen_error_shows_a_reference_and_no_trace(
 
 
 @pytest.mark.parametrize(
+    ("arguments", "extra"),
+    [(["site", "run"], "site"), (["coordinator", "serve"], "coordinator"), (["schema", "plan"], "coordinator,site")],
+)
+def test_a_package_that_is_not_installed_is_named_with_the_extra_that_brings_it(
+    arguments: list[str], extra: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without(name: str) -> object:
+        raise ModuleNotFoundError(f"No module named {name!r}", name="numpy.linalg")
+
+    monkeypatch.setattr(confide_cli.importlib, "import_module", without)
+    assert confide_cli.run(arguments) == 2
+    shown = capsys.readouterr().err
+    assert f"`confide {arguments[0]}` needs the package numpy" in shown
+    assert f"hint: pip install 'confide[{extra}]'" in shown
+
+
+def test_a_missing_module_of_our_own_is_our_fault(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def without(_noun: str) -> object:
+        raise ModuleNotFoundError("No module named 'site_client.gone'", name="site_client.gone")
+
+    monkeypatch.setattr(confide_cli, "_load", without)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    assert confide_cli.run(["site", "run"]) == 70
+    assert "error CFD-G01" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     "arguments", [["--help"], ["site", "--help"], ["coordinator", "--help"], ["job", "--help"], ["audit", "--help"]]
 )
 def test_help_imports_neither_torch_nor_flower(arguments: list[str]) -> None:
