@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from coordinator.api_views import IdentityView, ResolvedView, SubmittedView, WhyView
 from coordinator.service import CoordinatorService
 from coordinator.views import EventView, JobView, PreviewView, ResultView, SiteView, ValidationView
+from federation.edge.logs import Log
 from federation.errors import (
     ConfideError,
     ConfigurationWrong,
@@ -222,13 +223,13 @@ def _contract(text: str | None) -> bytes | None:
     return None if text is None else text.encode("utf-8")
 
 
-def create_app(service: CoordinatorService, authenticate: Callable[[str], Caller | None]) -> FastAPI:
+def create_app(service: CoordinatorService, authenticate: Callable[[str], Caller | None], log: Log) -> FastAPI:
     """Return the API over `service`; `authenticate` tells who shows a token, or None."""
     app = FastAPI(
         title="Confide coordinator", version="1", openapi_url=f"{PREFIX}/openapi.json", docs_url=None, redoc_url=None
     )
     app.add_middleware(_BoundedBody, limit_bytes=MAX_REQUEST_BYTES)
-    _add_errors(app)
+    _add_errors(app, log)
     _add_health(app, service)
     _add_plans(app, service, authenticate)
     _add_jobs(app, service, authenticate)
@@ -237,7 +238,7 @@ def create_app(service: CoordinatorService, authenticate: Callable[[str], Caller
     return app
 
 
-def _add_errors(app: FastAPI) -> None:
+def _add_errors(app: FastAPI, log: Log) -> None:
     @app.exception_handler(ConfideError)
     def ours(_request: Request, error: ConfideError) -> JSONResponse:
         return problem(
@@ -248,6 +249,13 @@ def _add_errors(app: FastAPI) -> None:
             exit_status=error.exit_status,
             reference=error.reference,
         )
+
+    @app.exception_handler(Exception)
+    def unforeseen(_request: Request, error: Exception) -> JSONResponse:
+        reference = log.internal("api.failed", error)
+        text = "something went wrong inside the coordinator"
+        hint = "give the coordinator's operator the reference; the log has the places"
+        return problem(500, code="CFD-G01", detail=text, hint=hint, exit_status=70, reference=reference)
 
     @app.exception_handler(RequestValidationError)
     def malformed(_request: Request, error: RequestValidationError) -> JSONResponse:

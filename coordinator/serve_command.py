@@ -93,7 +93,7 @@ def _serve(home: CoordinatorHome, level: str, ready_file: Path | None, stops: St
         refuse_taken(service.configuration.link.listen, "the link")
         refuse_taken(service.configuration.api_listen, "the API")
         link_port = service.start()
-        api = _api(service)
+        api = _api(service, log)
         api_port = api.start()
         _say_ready(ready_file, link_port, api_port)
         stops.asked.wait()
@@ -109,7 +109,7 @@ def _serve(home: CoordinatorHome, level: str, ready_file: Path | None, stops: St
     return 0
 
 
-def _api(service: Any) -> Any:
+def _api(service: Any, log: Any) -> Any:
     from coordinator.api import ApiServer, Caller, Role, create_app
 
     def authenticate(token: str) -> Caller | None:
@@ -117,7 +117,7 @@ def _api(service: Any) -> Any:
         return None if person is None else Caller(name=person.name, roles=frozenset({Role(person.role.value)}))
 
     host, port = split_address(service.configuration.api_listen)
-    return ApiServer(create_app(service, authenticate), host=host, port=port)
+    return ApiServer(create_app(service, authenticate, log), host=host, port=port)
 
 
 def _say_ready(ready_file: Path | None, link_port: int, api_port: int) -> None:

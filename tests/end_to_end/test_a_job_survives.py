@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.process, pytest.mark.enable_socket, pytest.mark.timeou
 SITES = ["bern", "mercy", "oslo", "st-anna"]
 # Rounds long enough to be interrupted: full-batch steps without noise, so that an uninterrupted run has the same bits.
 SLOW: dict[str, Any] = {
-    "training": {"local_steps": 2000, "batch": 64, "optimizer": {"name": "sgd", "lr": 0.01}, "seed": 7},
+    "training": {"local_steps": 800, "batch": 64, "optimizer": {"name": "sgd", "lr": 0.01}, "seed": 7},
     "privacy": {"unit": "record", "mechanism": "none", "clip": 1.0},
     "rounds": 3,
 }
