@@ -237,7 +237,8 @@ class Federation:
 
     def show(self, job: str) -> dict[str, Any]:
         """Return the job as the API shows it."""
-        return self.api().job(job).model_dump(mode="json")
+        with self.api() as api:
+            return api.job(job).model_dump(mode="json")
 
     def api(self) -> ApiClient:
         """Return the API as alice sees it; a test that polls starts no process for it."""
