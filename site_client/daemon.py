@@ -596,6 +596,7 @@ class Daemon:
         job = run.facts.job
         if self._runs.get(job) is run:
             del self._runs[job]
+        self._conclude(job, run.work, reply, applied)
         self._log.info(
             "phase.ended",
             job=job,
@@ -603,7 +604,6 @@ class Daemon:
             phase=run.work.phase.value,
             code=None if reply.reason is None else reply.reason.code,
         )
-        self._conclude(job, run.work, reply, applied)
         self._forget_updates(job, run.work)
         self._begin_pending()
         if self._stopping and not self._runs:

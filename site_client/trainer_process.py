@@ -100,6 +100,11 @@ def trainer_environment(variables: Mapping[str, str], *, cache: Path, threads: i
     }
 
 
+def trainer_command() -> list[str]:
+    """Return the argument list of a trainer; -P: the working folder is never searched for modules."""
+    return [sys.executable, "-P", "-m", "site_client.trainer"]
+
+
 class TrainerProcess:
     """One running trainer of one job.
 
@@ -125,9 +130,9 @@ class TrainerProcess:
         self._post = post
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            # -P: the working folder is never searched for modules. The new session makes a process group of its own.
+            # The new session makes a process group of its own.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "site_client.trainer"],
+                trainer_command(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=descriptor,
