@@ -63,6 +63,9 @@ class LinkGrid(_server.Grid):  # type: ignore[misc]
         clock: The time.
     """
 
+    replies_are_stored: Final = True
+    """The service stores a reply before it acknowledges it and hands it in here."""
+
     def __init__(self, job: JobId, sites: Iterable[SiteId], post: Post, clock: Clock) -> None:
         self._job = job
         self._sites = flower.numbers_of(sites)
@@ -236,6 +239,7 @@ class GridExchange:
     def __init__(self, grid: Any, nodes: Mapping[SiteId, int]) -> None:
         self._grid = grid
         self._nodes = nodes
+        self._is_stored = bool(getattr(grid, "replies_are_stored", False))
         self._names = {number: site for site, number in nodes.items()}
 
     def ask(self, requests: Mapping[SiteId, PhaseRequest], *, timeout_s: float) -> Iterator[Heard]:
@@ -261,16 +265,17 @@ class GridExchange:
         for answer in answers:
             site = self._names[answer.metadata.src_node_id]
             missing.discard(site)
-            yield _heard(site, answer)
+            yield _heard(site, answer, is_stored=self._is_stored)
         for site in sorted(missing):
             yield Heard(site, None, Silence.LATE)  # a grid that leaves out who didn't answer
 
 
-def _heard(site: SiteId, answer: Any) -> Heard:
+def _heard(site: SiteId, answer: Any, *, is_stored: bool) -> Heard:
     if answer.has_error():
         return Heard(site, None, Silence.LOST if answer.error.code == ERROR_LOST else Silence.LATE)
     try:
-        return Heard(site, cast("PhaseReply", flower.content_to_body(answer.content, kind="phase-reply")))
+        reply = cast("PhaseReply", flower.content_to_body(answer.content, kind="phase-reply"))
+        return Heard(site, reply, is_stored=is_stored)
     except PeerMisbehaved:
         return Heard(site, None, Silence.LATE)
 

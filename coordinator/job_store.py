@@ -126,8 +126,7 @@ class JobStore:
         def work(connection: Connection) -> tuple[JobRecord, tuple[JobStep, ...]]:
             before = queries.job(connection, job_id)
             after, actions = job_machine.step(before.job, event)
-            queries.save_job(connection, before, after, facts, self._database.now_us())
-            return queries.job(connection, job_id), actions
+            return queries.save_job(connection, before, after, facts, self._database.now_us()), actions
 
         return self._database.change(job_id, work)
 

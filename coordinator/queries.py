@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, select, update
 
 from coordinator import job_machine, round_machine, rows, tables
 from coordinator.job_machine import Job, JobState
@@ -14,13 +15,35 @@ from coordinator.site_machine import SiteInJob, SiteState
 from federation.errors import InvalidInput, OutOfOrder
 from federation.messages import JobId, SiteId
 
+# Built once: what runs several times in every round shouldn't be built anew each time.
+_JOB: Final = select(tables.job).where(tables.job.c.id == bindparam("job_id"))
+_SITES: Final = (
+    select(tables.job_site.c.site, tables.job_site.c.state, tables.job_site.c.reasons, tables.job_site.c.since_us)
+    .where(tables.job_site.c.job == bindparam("job_id"))
+    .order_by(tables.job_site.c.site)
+)
+_ATTEMPT: Final = select(tables.attempt).where(
+    tables.attempt.c.job == bindparam("job_id"),
+    tables.attempt.c.round == bindparam("number"),
+    tables.attempt.c.attempt == bindparam("attempt_number"),
+)
+_SAVE_JOB: Final = update(tables.job).where(tables.job.c.id == bindparam("job_id"))
+_SAVE_SITE: Final = update(tables.job_site).where(
+    tables.job_site.c.job == bindparam("job_id"), tables.job_site.c.site == bindparam("site_id")
+)
+_TELL: Final = insert(tables.event)
+
 
 def job(connection: Connection, job_id: JobId) -> JobRecord:
     """Return a job with its sites, or raise `InvalidInput`."""
-    row = connection.execute(select(tables.job).where(tables.job.c.id == job_id)).first()
+    row = connection.execute(_JOB, {"job_id": job_id}).first()
     if row is None:
         raise InvalidInput("CFD-J02", f"no job {job_id}")
-    return rows.job_record(row, sites(connection, [job_id]).get(job_id, {}))
+    found = {
+        SiteId(one.site): SiteInJob(SiteState(one.state), tuple(json.loads(one.reasons)), one.since_us)
+        for one in connection.execute(_SITES, {"job_id": job_id})
+    }
+    return rows.job_record(row, found)
 
 
 def sites(connection: Connection, jobs: Sequence[str]) -> dict[str, dict[SiteId, SiteInJob]]:
@@ -34,42 +57,43 @@ def sites(connection: Connection, jobs: Sequence[str]) -> dict[str, dict[SiteId,
     return found
 
 
-def save_job(connection: Connection, before: JobRecord, after: Job, facts: Sequence[Fact], now_us: int) -> None:
-    """Write what a job has become, with the events of the change."""
-    values = rows.job_values(after)
+def save_job(connection: Connection, before: JobRecord, after: Job, facts: Sequence[Fact], now_us: int) -> JobRecord:
+    """Write what a job has become, with the events of the change, and return it."""
+    times: dict[str, int] = {}
     if after.state is not before.job.state:
         if after.state is JobState.OFFERED:
-            values["offered_us"] = now_us
+            times["offered_us"] = now_us
         if after.state is JobState.RUNNING and before.started_us is None:
-            values["started_us"] = now_us
+            times["started_us"] = now_us
         if after.state in job_machine.ENDS:
-            values["ended_us"] = now_us
+            times["ended_us"] = now_us
         facts = [*facts, (f"job.{after.state}", {"reason": after.reason} if after.reason else {})]
-    connection.execute(update(tables.job).where(tables.job.c.id == before.id).values(values))
-    for site, standing in after.sites.items():
-        if standing != before.job.sites[site]:
-            columns = tables.job_site.c
-            connection.execute(
-                update(tables.job_site)
-                .where(columns.job == before.id, columns.site == site)
-                .values(rows.site_values(standing))
-            )
+    connection.execute(_SAVE_JOB, {"job_id": before.id, **rows.job_values(after), **times})
+    moved = [
+        {"job_id": before.id, "site_id": site, **rows.site_values(standing)}
+        for site, standing in after.sites.items()
+        if standing != before.job.sites[site]
+    ]
+    if moved:
+        connection.execute(_SAVE_SITE, moved)
     tell(connection, before.id, facts, now_us)
+    return replace(before, job=after, **times)
 
 
 def attempt(connection: Connection, job_id: JobId, number: int, attempt: int) -> AttemptRecord | None:
     """Return one attempt of a round, or None."""
-    row = connection.execute(of(select(tables.attempt), job_id, number, attempt)).first()
+    row = connection.execute(_ATTEMPT, {"job_id": job_id, "number": number, "attempt_number": attempt}).first()
     return None if row is None else rows.attempt_record(row)
 
 
-def save_round(connection: Connection, job_id: JobId, before: AttemptRecord, after: Round, now_us: int) -> None:
-    """Write what an attempt of a round has become."""
-    values = rows.round_values(after)
-    if after.state in round_machine.ENDS:
-        values["ended_us"] = now_us
+def save_round(
+    connection: Connection, job_id: JobId, before: AttemptRecord, after: Round, now_us: int
+) -> AttemptRecord:
+    """Write what an attempt of a round has become, and return it."""
+    ended_us = now_us if after.state in round_machine.ENDS else None
     statement = of(update(tables.attempt), job_id, before.round.number, before.round.attempt)
-    connection.execute(statement.values(values))
+    connection.execute(statement.values(**rows.round_values(after), ended_us=ended_us))
+    return replace(before, round=after, ended_us=ended_us)
 
 
 def tell(connection: Connection, job_id: JobId, facts: Sequence[Fact], now_us: int) -> None:
@@ -78,7 +102,7 @@ def tell(connection: Connection, job_id: JobId, facts: Sequence[Fact], now_us: i
         {"job": job_id, "at_us": now_us, "name": name, "fields": rows.as_text(dict(fields))} for name, fields in facts
     ]
     if lines:
-        connection.execute(insert(tables.event), lines)
+        connection.execute(_TELL, lines)
 
 
 def there(record: AttemptRecord | None) -> AttemptRecord:

@@ -248,8 +248,7 @@ class Reception:
             self._conductor.answered(record.id, site, SiteEvent.REFUSE, _lines((status.reason,)))
 
     def _phase_reply(self, site: SiteId, message: SignedMessage, reply: PhaseReply) -> None:
-        self._job_of(site, reply.job)
-        keep_reply(self._store, site, reply, signature=message.signature)
+        keep_reply(self._store, site, reply, body=message.body, signature=message.signature)
         if self._threads is not None:
             self._threads.deliver(JobId(reply.job), site, reply)
 

@@ -1,12 +1,13 @@
 """Signed releases, the blobs that they name, and their metrics, on disk."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from sqlalchemy import Connection, insert, select, update
 
 from coordinator import job_machine, queries, round_machine, rows, tables
-from coordinator.records import Fact, ReleaseRecord
-from coordinator.round_machine import RoundState
+from coordinator.job_machine import JobState
+from coordinator.records import AttemptRecord, Fact, ReleaseRecord
 from coordinator.transactions import Transactions
 from federation.errors import OutOfOrder
 from federation.messages import JobId, Phase
@@ -18,33 +19,45 @@ class ReleaseStore:
     def __init__(self, database: Transactions) -> None:
         self._database = database
 
-    def save(self, release: ReleaseRecord, facts: Sequence[Fact] = ()) -> None:
-        """Store a release and, for a step above 0, its attempt as released, in one transaction.
+    def save(
+        self, release: ReleaseRecord, facts: Sequence[Fact] = (), *, evaluate_by_us: int | None = None
+    ) -> AttemptRecord | None:
+        """Store a release and, for a step above 0, its attempt as released, in one transaction; return that attempt.
 
         The release of a step that is stored already changes nothing, so that a repeated step releases once.
+
+        Args:
+            release: The signed release.
+            facts: Events to store with it.
+            evaluate_by_us: When its evaluation closes, where it is to be evaluated.
 
         Raises:
             OutOfOrder: The job ended meanwhile; nothing was written.
         """
 
-        def work(connection: Connection) -> None:
+        def work(connection: Connection) -> AttemptRecord | None:
             now = self._database.now_us()
             columns = tables.release.c
             known = select(columns.digest).where(columns.job == release.job, columns.step == release.step)
+            attempt = queries.attempt(connection, release.job, release.round, release.attempt)
             if connection.scalar(known) is not None:
-                return
-            record = queries.job(connection, release.job)
-            if record.job.state in job_machine.ENDS:
-                raise OutOfOrder("CFD-J01", f"job {record.id} is {record.job.state}, nothing more is released")
+                return attempt
+            state = connection.scalar(select(tables.job.c.state).where(tables.job.c.id == release.job))
+            if JobState(str(state)) in job_machine.ENDS:
+                raise OutOfOrder("CFD-J01", f"job {release.job} is {state}, nothing more is released")
             connection.execute(insert(tables.release).values(rows.release_values(release)))
-            if release.step > 0:
-                before = queries.there(queries.attempt(connection, release.job, release.round, release.attempt))
-                if before.round.state is not RoundState.RELEASED:
-                    after, _ = round_machine.step(before.round, round_machine.Released())
-                    queries.save_round(connection, release.job, before, after, now)
             queries.tell(connection, release.job, facts, now)
+            if release.step == 0:
+                return None
+            before = queries.there(attempt)
+            after, _ = round_machine.step(before.round, round_machine.Released())
+            saved = queries.save_round(connection, release.job, before, after, now)
+            if evaluate_by_us is not None:
+                statement = queries.of(update(tables.attempt), release.job, release.round, release.attempt)
+                connection.execute(statement.values(evaluate_by_us=evaluate_by_us))
+            return replace(saved, evaluate_by_us=evaluate_by_us)
 
-        self._database.change(release.job, work)
+        return self._database.change(release.job, work)
 
     def get(self, job_id: JobId, step: int) -> ReleaseRecord | None:
         """Return the release of the server step `step` (0: the initial model), or None."""

@@ -6,8 +6,9 @@ the database decides which of the two came first.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, bindparam, func, insert, select, union_all, update
 
 from coordinator import job_machine, queries, round_machine, rows, tables
 from coordinator.job_machine import Job, JobState, JobStep
@@ -17,6 +18,26 @@ from coordinator.site_machine import SiteEvent, SiteState
 from coordinator.transactions import Transactions
 from federation.errors import OutOfOrder, PeerMisbehaved
 from federation.messages import JobId, Phase
+
+_REPLY: Final = tables.phase_reply.c
+_KNOWN: Final = select(_REPLY.body_digest).where(
+    _REPLY.job == bindparam("job_id"),
+    _REPLY.round == bindparam("number"),
+    _REPLY.attempt == bindparam("attempt_number"),
+    _REPLY.phase == bindparam("phase_name"),
+    _REPLY.site == bindparam("site_id"),
+)
+_KEEP: Final = insert(tables.phase_reply)
+_ADD_BYTES: Final = (
+    update(tables.attempt)
+    .where(
+        tables.attempt.c.job == bindparam("job_id"),
+        tables.attempt.c.round == bindparam("number"),
+        tables.attempt.c.attempt == bindparam("attempt_number"),
+    )
+    .values(upload_bytes=tables.attempt.c.upload_bytes + bindparam("more"))
+)
+_STATE: Final = select(tables.job.c.state).where(tables.job.c.id == bindparam("job_id"))
 
 
 class RoundStore:
@@ -62,7 +83,8 @@ class RoundStore:
                 )
             )
             queries.save_job(connection, before, after, facts, now)
-            return queries.there(queries.attempt(connection, job_id, round_.number, round_.attempt))
+            ended_us = now if round_.state in round_machine.ENDS else None
+            return AttemptRecord(job_id, round_, now, deadline_us, None, ended_us, 0)
 
         return self._database.change(job_id, work)
 
@@ -90,29 +112,15 @@ class RoundStore:
             before = queries.there(queries.attempt(connection, job_id, round_.number, round_.attempt))
             if before.round.state in round_machine.ENDS:
                 raise OutOfOrder("CFD-R01", f"round {round_.number} attempt {round_.attempt} is {before.round.state}")
-            queries.save_round(connection, job_id, before, round_, now)
             queries.tell(connection, job_id, facts, now)
-            return queries.there(queries.attempt(connection, job_id, round_.number, round_.attempt))
-
-        return self._database.change(job_id, work)
-
-    def evaluate_by(self, job_id: JobId, number: int, attempt: int, deadline_us: int) -> int:
-        """Open the evaluation of a released round, and return when it closes: the time that was fixed first."""
-
-        def work(connection: Connection) -> int:
-            known = queries.there(queries.attempt(connection, job_id, number, attempt))
-            if known.evaluate_by_us is not None:
-                return known.evaluate_by_us
-            statement = queries.of(update(tables.attempt), job_id, number, attempt)
-            connection.execute(statement.values(evaluate_by_us=deadline_us))
-            return deadline_us
+            return queries.save_round(connection, job_id, before, round_, now)
 
         return self._database.change(job_id, work)
 
     def close(
         self, job_id: JobId, event: job_machine.RoundReleased | job_machine.RoundAbandoned, facts: Sequence[Fact] = ()
     ) -> tuple[JobRecord, tuple[JobStep, ...]]:
-        """Take the job past a round that ended; its sites stand as the attempt left them.
+        """Take the job past a round that ended and whose updates are removed; its sites stand as the attempt left them.
 
         Raises:
             OutOfOrder: The job has ended, or is at another round; nothing was written.
@@ -125,8 +133,11 @@ class RoundStore:
                 raise OutOfOrder("CFD-J01", f"job {job_id} is {before.job.state}")
             attempt = queries.there(queries.attempt(connection, job_id, before.job.round, before.job.attempt))
             after, actions = job_machine.step(_heard(before.job, attempt.round, now), event)
-            queries.save_job(connection, before, after, facts, now)
-            return queries.job(connection, job_id), actions
+            forget = update(tables.phase_reply).where(
+                tables.phase_reply.c.job == job_id, tables.phase_reply.c.round == before.job.round
+            )
+            connection.execute(forget.values(update_root=None))
+            return queries.save_job(connection, before, after, facts, now), actions
 
         return self._database.change(job_id, work)
 
@@ -172,17 +183,16 @@ class RoundStore:
             PeerMisbehaved: The site wasn't asked, answered before with other bytes (the first answer stands), or is
                 late: `CFD-R07`. Nothing was written.
         """
-        columns = tables.phase_reply.c
-        same = (
-            (columns.job == reply.job)
-            & (columns.round == reply.round)
-            & (columns.attempt == reply.attempt)
-            & (columns.phase == reply.phase.value)
-            & (columns.site == reply.site)
-        )
+        key = {
+            "job_id": reply.job,
+            "number": reply.round,
+            "attempt_number": reply.attempt,
+            "phase_name": reply.phase.value,
+            "site_id": reply.site,
+        }
 
         def work(connection: Connection) -> bool:
-            known = connection.scalar(select(columns.body_digest).where(same))
+            known = connection.scalar(_KNOWN, key)
             if known is not None:
                 if known != reply.fingerprint:
                     raise PeerMisbehaved(
@@ -191,23 +201,22 @@ class RoundStore:
                 return False
             _check_open(connection, reply)
             connection.execute(
-                insert(tables.phase_reply).values(
-                    job=reply.job,
-                    round=reply.round,
-                    attempt=reply.attempt,
-                    phase=reply.phase.value,
-                    site=reply.site,
-                    body=reply.body,
-                    signature=reply.signature,
-                    body_digest=reply.fingerprint,
-                    update_root=update_root,
-                    received_us=reply.received_us,
-                )
+                _KEEP,
+                {
+                    "job": reply.job,
+                    "round": reply.round,
+                    "attempt": reply.attempt,
+                    "phase": reply.phase.value,
+                    "site": reply.site,
+                    "body": reply.body,
+                    "signature": reply.signature,
+                    "body_digest": reply.fingerprint,
+                    "update_root": update_root,
+                    "received_us": reply.received_us,
+                },
             )
             if upload_bytes:
-                total = tables.attempt.c.upload_bytes + upload_bytes
-                statement = queries.of(update(tables.attempt), reply.job, reply.round, reply.attempt)
-                connection.execute(statement.values(upload_bytes=total))
+                connection.execute(_ADD_BYTES, {**key, "more": upload_bytes})
             return True
 
         return self._database.once(work)
@@ -223,33 +232,27 @@ class RoundStore:
             return [rows.reply_record(row) for row in connection.execute(query)]
 
     def update_roots(self, job_id: JobId, number: int) -> list[str]:
-        """Return the roots of a round's stored updates that no answer of another round names too."""
-        columns = tables.phase_reply.c
+        """Return the roots of a round's stored updates that no other round's answer and no release names too."""
+        columns, released = tables.phase_reply.c, tables.release.c
         mine = select(columns.update_root).where(
             columns.job == job_id, columns.round == number, columns.update_root.is_not(None)
         )
         others = select(columns.update_root).where(
-            columns.update_root.is_not(None), (columns.job != job_id) | (columns.round != number)
+            columns.update_root.in_(mine), (columns.job != job_id) | (columns.round != number)
         )
+        named = [
+            select(column).where(column.in_(mine))
+            for column in (released.mean_root, released.model_root, released.state_root, released.record_root)
+        ]
         with self._database.read() as connection:
-            kept = set(connection.scalars(others))
-            return sorted({root for root in connection.scalars(mine) if root is not None and root not in kept})
-
-    def forget_updates(self, job_id: JobId, number: int) -> None:
-        """Keep that a round's updates are no longer stored."""
-
-        def work(connection: Connection) -> None:
-            columns = tables.phase_reply.c
-            statement = update(tables.phase_reply).where(columns.job == job_id, columns.round == number)
-            connection.execute(statement.values(update_root=None))
-
-        self._database.change(job_id, work)
+            kept = set(connection.scalars(union_all(others, *named)))
+            return sorted({str(root) for root in connection.scalars(mine)} - kept)
 
 
 def _check_open(connection: Connection, reply: ReplyRecord) -> None:
     """Refuse an answer to a phase that isn't open for this site."""
     at = f"round {reply.round} attempt {reply.attempt} of job {reply.job}"
-    state = connection.scalar(select(tables.job.c.state).where(tables.job.c.id == reply.job))
+    state = connection.scalar(_STATE, {"job_id": reply.job})
     attempt = queries.attempt(connection, reply.job, reply.round, reply.attempt)
     if state is None or attempt is None or reply.site not in attempt.round.sites:
         raise PeerMisbehaved("CFD-R02", f"site {reply.site} wasn't asked in {at}")

@@ -10,7 +10,7 @@ Not here: what decides (the machines), who may take part (the service), how mess
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -63,11 +63,12 @@ class Silence(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """The outcome of a phase at one site: its reply, or why there is none."""
+    """The outcome of a phase at one site: its reply, or why there is none; and whether the reply is on disk already."""
 
     site: SiteId
     reply: PhaseReply | None
     silence: Silence | None = None
+    is_stored: bool = False
 
 
 class Interrupted(Exception):
@@ -143,7 +144,10 @@ class RoundWork:
         self._close = close or store.rounds.close
         self._combine_robustly = combine_robustly
         self._weights: dict[SiteId, int] = {}
+        # What this thread has written or heard itself, it needn't ask the database for.
         self._resumed = True
+        self._newest_release: ReleaseRecord | None = None
+        self._trained: dict[SiteId, PhaseReply] = {}
 
     # --- 0: the initial model ---------------------------------------------------------------------------------
 
@@ -166,15 +170,18 @@ class RoundWork:
     def open_round(self) -> AttemptRecord | None:
         """Return the job's round, opened or as it was left; None once the job doesn't run."""
         record = self._store.jobs.get(self.job)
-        if record.job.state is not JobState.RUNNING:
-            unfinished = self._store.rounds.get(self.job, record.job.round, record.job.attempt)
-            if record.job.state is not JobState.PAUSED or unfinished is None:
-                return None  # a pause lets a begun round finish
-        known = self._store.rounds.get(self.job, record.job.round, record.job.attempt)
-        if known is not None:
-            return known
-        self._resumed = False
-        return self._open(record)
+        known = None
+        if self._resumed:
+            known = self._store.rounds.get(self.job, record.job.round, record.job.attempt)
+        if record.job.state is not JobState.RUNNING and not (record.job.state is JobState.PAUSED and known is not None):
+            return None  # a pause lets a begun round finish
+        self._trained = {}
+        if known is None:
+            self._resumed = False
+            return self._open(record)
+        for kept in self._replies(known, Phase.TRAIN):
+            self._trained[kept.site] = _reply_of(kept)
+        return known
 
     def _open(self, record: JobRecord) -> AttemptRecord:
         number, attempt = record.job.round, record.job.attempt
@@ -206,12 +213,11 @@ class RoundWork:
         """Return the request to train for every site that hasn't answered this attempt."""
         if not is_collecting(attempt):
             return {}
-        answered = {reply.site for reply in self._replies(attempt, Phase.TRAIN)}
         left_s, release = self.left_s(attempt), self._newest()
         return {
             site: self._request(attempt, Phase.TRAIN, release, left_s)
             for site in attempt.round.standing(Standing.ASKED, Standing.LOST)
-            if site not in answered
+            if site not in self._trained
         }
 
     def _request(self, attempt: AttemptRecord, phase: Phase, release: ReleaseRecord, left_s: float) -> PhaseRequest:
@@ -248,14 +254,15 @@ class RoundWork:
             return attempt
         found = attempt.round
         actions: tuple[round_machine.RoundStep, ...] = ()
-        for kept in self._replies(attempt, Phase.TRAIN):
-            found, actions = round_machine.step(found, self._judge(kept.site, _reply_of(kept)))
+        for site, reply in self._again(attempt).items():
+            found, actions = round_machine.step(found, self._judge(site, reply))
         while not _decided(found):
             outcome = next(heard, None)
             if outcome is None:
                 found, actions = round_machine.step(found, round_machine.DeadlinePassed())
             elif outcome.reply is not None:
-                self._keep(outcome.site, outcome.reply)
+                self._keep(outcome)
+                self._trained[outcome.site] = outcome.reply
                 found, actions = round_machine.step(found, self._judge(outcome.site, outcome.reply))
             elif outcome.silence is Silence.LOST:
                 found, actions = round_machine.step(found, round_machine.SiteLost(outcome.site))
@@ -306,9 +313,17 @@ class RoundWork:
         path = self._registry.blobs.path(update)
         check_update(path, self._first.manifest, site=site, max_norm=self._settings.max_update_norm)
 
-    def _keep(self, site: SiteId, reply: PhaseReply) -> None:
+    def _again(self, attempt: AttemptRecord) -> dict[SiteId, PhaseReply]:
+        """Return the answers that were stored before the sites were asked, so that nobody is waited for in vain."""
+        if self._resumed:
+            for kept in self._replies(attempt, Phase.TRAIN):
+                self._trained[kept.site] = _reply_of(kept)
+        return dict(self._trained)
+
+    def _keep(self, heard: Heard) -> None:
         """Store a reply that didn't come by way of the service, which stores before it acknowledges."""
-        keep_reply(self._store, site, reply, signature=b"")
+        if heard.reply is not None and not heard.is_stored:
+            keep_reply(self._store, heard.site, heard.reply, body=encode_body(heard.reply), signature=b"")
 
     def _replies(self, attempt: AttemptRecord, phase: Phase) -> list[ReplyRecord]:
         return self._store.rounds.replies(self.job, attempt.round.number, attempt.round.attempt, phase)
@@ -330,9 +345,9 @@ class RoundWork:
     def mean(self, attempt: AttemptRecord, folder: Path) -> Path:
         """Write the mean of the survivors' updates, and of nobody else's, to a file in `folder`."""
         updates = {
-            str(kept.site): self._registry.blobs.path(_update_of(kept))
-            for kept in self._replies(attempt, Phase.TRAIN)
-            if kept.site in attempt.round.summed
+            str(site): self._registry.blobs.path(reply.update)
+            for site, reply in self._trained.items()
+            if site in attempt.round.summed and reply.update is not None
         }
         if sorted(updates) != sorted(attempt.round.summed):
             raise OutOfOrder("CFD-G01", "an update of the survivors is missing")
@@ -370,8 +385,11 @@ class RoundWork:
         self._recorder.released(release, before.model_digest, self.plan)
         seconds = (self._store.database.now_us() - attempt.opened_us) / 1e6
         fact = {"round": round_.number, "model": release.model_digest, "seconds": round(seconds, 3)}
-        self._store.releases.save(release, [("round.released", fact)])
-        return self._again(attempt)
+        now_us = self._store.database.now_us()
+        evaluate_by_us = now_us + round(self._phase_s() * 1e6) if self._is_evaluated(attempt) else None
+        saved = self._store.releases.save(release, [("round.released", fact)], evaluate_by_us=evaluate_by_us)
+        self._newest_release = None
+        return attempt if saved is None else saved
 
     def abandon(self, attempt: AttemptRecord, reason: str, code: str) -> AttemptRecord:
         """End an attempt whose result can't be released; the last good model stays."""
@@ -383,24 +401,23 @@ class RoundWork:
 
     def evaluation_requests(self, attempt: AttemptRecord) -> dict[SiteId, PhaseRequest]:
         """Return the request to score the round's model for every site that hasn't, or nothing if none is due."""
-        plan, number = self.plan.evaluate, attempt.round.number
-        release = self._newest()
-        if plan is None or (number + 1) % plan.every or release.metrics is not None:
+        if not self._is_evaluated(attempt) or self._newest().metrics is not None or attempt.evaluate_by_us is None:
             return {}
-        until_us = self._store.rounds.evaluate_by(
-            self.job,
-            number,
-            attempt.round.attempt,
-            self._store.database.now_us() + round(self._phase_s() * 1e6),
-        )
-        left_s = (until_us - self._store.database.now_us()) / 1e6
-        answered = {reply.site for reply in self._replies(attempt, Phase.EVALUATE)}
+        left_s = (attempt.evaluate_by_us - self._store.database.now_us()) / 1e6
+        answered: set[SiteId] = set()
+        if self._resumed:
+            left_s = max(left_s, self._phase_s())
+            answered = {reply.site for reply in self._replies(attempt, Phase.EVALUATE)}
         record = self._store.jobs.get(self.job)
         return {
-            site: self._request(attempt, Phase.EVALUATE, release, max(left_s, self._phase_s() if self._resumed else 0))
+            site: self._request(attempt, Phase.EVALUATE, self._newest(), left_s)
             for site in attempt.round.sites
             if site not in answered and record.job.sites[site].takes_part
         }
+
+    def _is_evaluated(self, attempt: AttemptRecord) -> bool:
+        plan = self.plan.evaluate
+        return plan is not None and (attempt.round.number + 1) % plan.every == 0
 
     def evaluate(self, attempt: AttemptRecord, asked: Iterable[SiteId], heard: Iterator[Heard]) -> None:
         """Sum the sites' figures and store the metrics; with fewer sites than the quorum they are not available.
@@ -411,17 +428,17 @@ class RoundWork:
             heard: What comes back from them.
         """
         plan, release = self.plan.evaluate, self._newest()
-        if plan is None or (attempt.round.number + 1) % plan.every or release.metrics is not None:
+        if plan is None or not self._is_evaluated(attempt) or release.metrics is not None:
             return
         counts: dict[SiteId, EvaluationCounts] = {}
         missing = set(asked)
-        for kept in self._replies(attempt, Phase.EVALUATE):
+        for kept in self._replies(attempt, Phase.EVALUATE) if self._resumed else ():
             missing.discard(kept.site)
             self._add(counts, kept.site, _reply_of(kept), plan.release)
         while missing and (outcome := next(heard, None)) is not None:
             missing.discard(outcome.site)
             if outcome.reply is not None:
-                self._keep(outcome.site, outcome.reply)
+                self._keep(outcome)
                 self._add(counts, outcome.site, outcome.reply, plan.release)
             else:
                 self._missed(attempt, outcome.site, Phase.EVALUATE, lost=outcome.silence is Silence.LOST)
@@ -433,6 +450,7 @@ class RoundWork:
         document = canonical.encode({name: None if value is None else value.hex() for name, value in found.items()})
         self._recorder.evaluated(self.job, *at, document, names)
         self._store.releases.save_metrics(self.job, release.step, at=at, metrics=found)
+        self._newest_release = replace(release, metrics=found)
 
     def _missed(self, attempt: AttemptRecord, site: SiteId, phase: Phase, *, lost: bool) -> None:
         code = "CFD-R09" if lost else "CFD-R08"
@@ -446,7 +464,7 @@ class RoundWork:
     # --- 9: close ---------------------------------------------------------------------------------------------
 
     def close_round(self, attempt: AttemptRecord) -> None:
-        """Take the job past the round, then let go of what nobody needs any more."""
+        """Let go of what nobody needs any more, then take the job past the round."""
         round_ = attempt.round
         if round_.state is RoundState.ABANDONED:
             event: RoundEnd = job_machine.RoundAbandoned(round_.number, round_.attempt, round_.reason)
@@ -455,14 +473,14 @@ class RoundWork:
             event = job_machine.RoundReleased(round_.number)
             facts = [("round.done", self._done_fact(attempt))]
         self._recorder.round_ends()
-        self._close(self.job, event, facts)
-        self._resumed = False
         self._forget_updates(round_.number)
         self._forget_models()
+        self._close(self.job, event, facts)
+        self._resumed = False
 
     def _done_fact(self, attempt: AttemptRecord) -> dict[str, Any]:
-        round_, release = self._again(attempt).round, self._newest()
-        replies = [_reply_of(kept) for kept in self._replies(attempt, Phase.TRAIN) if kept.body is not None]
+        round_, release = attempt.round, self._newest()
+        replies = self._trained.values()
         spent = [float.fromhex(reply.epsilon) for reply in replies if reply.epsilon not in (None, "inf")]
         return {
             "round": round_.number,
@@ -473,19 +491,18 @@ class RoundWork:
             "late": {str(site): why for site, why in round_.late.items()},
             "metrics": None if release.metrics is None else dict(release.metrics),
             "seconds": round((self._store.database.now_us() - attempt.opened_us) / 1e6, 3),
-            "upload_bytes": self._again(attempt).upload_bytes,
+            "upload_bytes": sum(reply.update.size_bytes for reply in replies if reply.update is not None),
             "epsilon": max(spent) if spent else None,
             "epsilon_allowed": self.plan.privacy.epsilon,
         }
 
     def _forget_updates(self, number: int) -> None:
-        kept = self._store.releases.roots()
         for root in self._store.rounds.update_roots(self.job, number):
-            if root not in kept:
-                self._remove(root)
-        self._store.rounds.forget_updates(self.job, number)
+            self._registry.blobs.remove(BlobReference(root=root, size_bytes=0))
 
     def _forget_models(self) -> None:
+        if self._newest().step <= self._settings.models_kept_count:
+            return
         releases = self._store.releases.all(self.job)
         old = releases[1 : -self._settings.models_kept_count]
         if not old:
@@ -498,9 +515,6 @@ class RoundWork:
             for reference in (found.model, found.state):
                 if reference is not None and reference.root not in needed:
                     self._registry.blobs.remove(reference)
-
-    def _remove(self, root: str) -> None:
-        self._registry.blobs.remove(BlobReference(root=root, size_bytes=0))
 
     def wind_up(self) -> None:
         """Abandon the attempt that an ended job left open, and let go of its updates."""
@@ -515,14 +529,11 @@ class RoundWork:
     # --- inside -----------------------------------------------------------------------------------------------
 
     def _newest(self) -> ReleaseRecord:
-        found = self._store.releases.newest(self.job)
-        if found is None:
+        if self._newest_release is None:
+            self._newest_release = self._store.releases.newest(self.job)
+        if self._newest_release is None:
             raise OutOfOrder("CFD-G01", f"job {self.job} has no model yet")
-        return found
-
-    def _again(self, attempt: AttemptRecord) -> AttemptRecord:
-        found = self._store.rounds.get(self.job, attempt.round.number, attempt.round.attempt)
-        return attempt if found is None else found
+        return self._newest_release
 
     def workplace(self) -> AbstractContextManager[Path]:
         """Give an empty folder for the files of a step."""
@@ -569,13 +580,13 @@ def _decided(round_: Round) -> bool:
     return round_.closed or round_.state in round_machine.ENDS
 
 
-def keep_reply(store: Store, site: SiteId, reply: PhaseReply, *, signature: bytes) -> bool:
+def keep_reply(store: Store, site: SiteId, reply: PhaseReply, *, body: bytes, signature: bytes) -> bool:
     """Store a site's reply durably; return whether it is new. The same reply under another message id is the same.
 
     Raises:
         PeerMisbehaved: As `RoundStore.save_reply`.
     """
-    plain = reply.model_copy(update={"message_id": "same"})
+    plain = canonical.encode(reply.model_dump(mode="json", exclude={"message_id"}))
     update = reply.update if reply.outcome is Outcome.DONE else None
     return store.rounds.save_reply(
         ReplyRecord(
@@ -584,9 +595,9 @@ def keep_reply(store: Store, site: SiteId, reply: PhaseReply, *, signature: byte
             attempt=reply.attempt,
             phase=reply.phase,
             site=site,
-            body=encode_body(reply),
+            body=body,
             signature=signature,
-            fingerprint=canonical.digest(encode_body(plain)),
+            fingerprint=canonical.digest(plain),
             received_us=store.database.now_us(),
         ),
         update_root=None if update is None else update.root,
@@ -599,13 +610,6 @@ def _reply_of(kept: ReplyRecord) -> PhaseReply:
     if not isinstance(body, PhaseReply):
         raise OutOfOrder("CFD-G01", "a stored reply is no reply")
     return body
-
-
-def _update_of(kept: ReplyRecord) -> BlobReference:
-    update = _reply_of(kept).update
-    if update is None:
-        raise OutOfOrder("CFD-G01", "a survivor has no update")
-    return update
 
 
 def _failure(reply: PhaseReply) -> str:

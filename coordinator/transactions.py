@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
-from sqlalchemy import Connection, Engine, select, update
+from sqlalchemy import Connection, Engine, bindparam, select, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from coordinator import tables
@@ -24,6 +24,9 @@ T = TypeVar("T")
 
 RECONNECT_DELAYS_S: Final = (0.2, 1.0, 3.0, 8.0, 15.0)
 """How long a write waits before it is tried again after the database's connection was lost."""
+
+_LOCK: Final = select(tables.job.c.change).where(tables.job.c.id == bindparam("job_id")).with_for_update()
+_NAME: Final = update(tables.job).where(tables.job.c.id == bindparam("job_id")).values(change=bindparam("change_name"))
 
 
 def microseconds(clock: Clock) -> int:
@@ -61,15 +64,13 @@ class Transactions:
         kept: list[T] = []
 
         def named(connection: Connection) -> T:
-            found = connection.execute(
-                select(tables.job.c.change).where(tables.job.c.id == job_id).with_for_update()
-            ).first()
+            found = connection.execute(_LOCK, {"job_id": job_id}).first()
             if found is None:
                 raise InvalidInput("CFD-J02", f"no job {job_id}")
             if kept and found.change == name:
                 return kept[0]
             result = work(connection)
-            connection.execute(update(tables.job).where(tables.job.c.id == job_id).values(change=name))
+            connection.execute(_NAME, {"job_id": job_id, "change_name": name})
             kept[:] = [result]
             return result
 
