@@ -280,6 +280,7 @@ JOB: Final = _rows(
         "the plan asks for something that this coordinator doesn't run",
         "see the named line of the plan",
     ),
+    ("CFD-J17", 2, "the data have too few units for so many virtual sites", "lower --sites, or give more data"),
     (
         "CFD-J20",
         2,

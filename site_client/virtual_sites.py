@@ -15,6 +15,7 @@ from federation.messages import HexBytes, JobName, PhaseRequest
 from site_client.flower_client import VirtualSite
 from site_client.trainer import report
 from site_client.virtual_ledger import Charged
+from site_client.virtual_rows import Rows
 
 if TYPE_CHECKING:
     from site_client.virtual_work import Workbench
@@ -51,6 +52,13 @@ class VirtualJob(BaseModel):
     scratch: str
     held_out_public: bool
     threads: int = 1
+
+
+def declared_units(rows: Rows) -> int:
+    """Return the public size that a virtual site declares: its units to train on, rounded to two digits."""
+    from site_client.data.registration import two_digits
+
+    return two_digits(rows.units_count(held_out=False))
 
 
 class VirtualSites:

@@ -26,14 +26,13 @@ from federation.messages import BlobReference, JobId, Outcome, Phase, PhaseReply
 from federation.tensors import check_update
 from site_client import lineage
 from site_client.data.loader import OpenedData
-from site_client.data.registration import two_digits
 from site_client.lineage import Followed
 from site_client.store import Applied
 from site_client.trainer import WorkEnded
 from site_client.trainer_messages import Begin, Failed, Line, ReceiptSource, Setup
 from site_client.virtual_ledger import NO_BUDGET, Charged, Use, VirtualLedger
 from site_client.virtual_rows import RowFiles, Rows
-from site_client.virtual_sites import VirtualJob
+from site_client.virtual_sites import VirtualJob, declared_units
 from site_client.work import JobWork
 
 DEADLINE: Final = "CFD-R47"
@@ -41,11 +40,6 @@ _LEASE_STEPS: Final = 10
 _NOBODY: Final = "virtual"
 _PIECE_BYTES: Final = 1 << 20
 _USES: Final[dict[Phase, Use]] = {Phase.TRAIN: "train", Phase.EVALUATE: "evaluate"}
-
-
-def declared_units(rows: Rows) -> int:
-    """Return the public size that a virtual site declares: its units to train on, rounded to two digits."""
-    return two_digits(rows.units_count(held_out=False))
 
 
 @dataclass(frozen=True, slots=True)
