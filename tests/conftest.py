@@ -1,4 +1,4 @@
-"""What all tests share: hypothesis profiles, sockets off in unit tests, and the databases that are on this machine."""
+"""What all tests share: hypothesis profiles, where sockets are off, what runs beside what, and the databases."""
 
 import os
 import uuid
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from sqlalchemy import make_url
 
 from tests.support import postgres
 
@@ -15,6 +16,21 @@ settings.register_profile("thorough", max_examples=1000, deadline=None, suppress
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fit"))
 
 DATABASES = ["sqlite"] + (["postgresql"] if postgres.programs() else [])
+WITHOUT_SOCKETS = ("unit", "properties", "protocol", "statistical", "vectors")
+TESTS = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Switch sockets off where nothing may need one, and let one worker alone run what starts many processes.
+
+    A test that means to open sockets is marked `enable_socket`. Unix sockets stay: the parties' own commands use them.
+    """
+    for item in items:
+        folder = item.path.relative_to(TESTS).parts[0]
+        if folder in WITHOUT_SOCKETS and item.get_closest_marker("enable_socket") is None:
+            item.add_marker(pytest.mark.disable_socket)
+        if item.get_closest_marker("process"):
+            item.add_marker(pytest.mark.xdist_group("processes"))
 
 
 def pytest_report_header() -> str:
@@ -36,8 +52,9 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path / 'test.db'}"
     import psycopg
 
-    url: str = request.getfixturevalue("postgres_server")
+    url = make_url(request.getfixturevalue("postgres_server"))
     name = "t" + uuid.uuid4().hex
-    with psycopg.connect(url.replace("postgresql+psycopg", "postgresql"), autocommit=True) as connection:
+    plain = url.set(drivername="postgresql").render_as_string()
+    with psycopg.connect(plain, autocommit=True) as connection:
         connection.execute(f'CREATE DATABASE "{name}"')
-    return url.rsplit("/", 1)[0] + "/" + name
+    return url.set(database=name).render_as_string()

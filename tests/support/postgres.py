@@ -1,4 +1,7 @@
-"""A real PostgreSQL cluster in a temporary folder, on loopback, run by another account when we are root."""
+"""A real PostgreSQL cluster in a temporary folder, run by another account when we are root.
+
+It listens on a Unix socket in that folder and nowhere else, so that no port can be taken and no test needs the network.
+"""
 
 import getpass
 import os
@@ -38,10 +41,10 @@ def _as_other(account: str | None, command: list[str]) -> list[str]:
     return ["setpriv", f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}", "--clear-groups", *command]
 
 
-def _wait_until_it_answers(port: int, user: str) -> None:
+def _wait_until_it_answers(folder: Path, user: str) -> None:
     for _ in range(300):
         try:
-            psycopg.connect(host="127.0.0.1", port=port, user=user, dbname="postgres").close()
+            psycopg.connect(host=str(folder), user=user, dbname="postgres").close()
         except psycopg.OperationalError:
             time.sleep(0.1)
         else:
@@ -64,8 +67,7 @@ def cluster() -> Iterator[str]:
     environment = {"PATH": os.environ["PATH"], "LC_ALL": "C", "HOME": str(folder)}
     initdb = [str(binaries / "initdb"), "-D", str(data), "-A", "trust", "-N", "-U", user, "--encoding=UTF8"]
     subprocess.run(_as_other(account, initdb), check=True, stdout=subprocess.DEVNULL, cwd=folder, env=environment)
-    port = free_port()
-    arguments = ["-D", str(data), "-p", str(port), "-k", str(folder), "-h", "127.0.0.1"]
+    arguments = ["-D", str(data), "-k", str(folder), "-h", ""]
     server = subprocess.Popen(
         _as_other(account, [str(binaries / "postgres"), *arguments]),
         stdout=subprocess.DEVNULL,
@@ -74,8 +76,8 @@ def cluster() -> Iterator[str]:
         env=environment,
     )
     try:
-        _wait_until_it_answers(port, user)
-        yield f"postgresql+psycopg://{user}@127.0.0.1:{port}/postgres"
+        _wait_until_it_answers(folder, user)
+        yield f"postgresql+psycopg://{user}@/postgres?host={folder}"
     finally:
         server.terminate()
         server.wait(timeout=30)
