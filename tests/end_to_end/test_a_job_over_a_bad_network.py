@@ -61,14 +61,14 @@ def completed_by_all(setting: Setting, job: str, *, timeout_s: float = 120) -> N
 
 def test_connections_that_are_cut_when_idle_lose_no_round(setting: Setting) -> None:
     setting.relay.idle_cut_s = 0.7
-    slow = {"local_steps": 1200, "batch": 64, "optimizer": {"name": "sgd", "lr": 0.01}, "seed": 7}
+    slow = {"local_steps": 600, "batch": 64, "optimizer": {"name": "sgd", "lr": 0.01}, "seed": 7}
     plain = {"unit": "record", "mechanism": "none", "clip": 1.0}
     job = setting.federation.submit(setting.federation.plan(SITES, training=slow, privacy=plain))
     completed_by_all(setting, job)
 
 
 def test_a_proxy_that_answers_502_for_a_while_is_survived_without_an_operator(setting: Setting) -> None:
-    slow = {"local_steps": 1000, "batch": 64, "optimizer": {"name": "sgd", "lr": 0.01}, "seed": 7}
+    slow = {"local_steps": 400, "batch": 64, "optimizer": {"name": "sgd", "lr": 0.01}, "seed": 7}
     plain = {"unit": "record", "mechanism": "none", "clip": 1.0}
     job = setting.federation.submit(setting.federation.plan(SITES, training=slow, privacy=plain))
     wait_until(lambda: setting.federation.show(job)["state"] == "running", what="running")
