@@ -255,10 +255,9 @@ class Daemon:
         self._site.reload_policy()
         for stored in self._site.store.jobs():
             self._sessions[stored.job] = stored.session
-            if stored.session.stage in machine.ENDED:
-                self._close_job(stored)
-                continue
             self._step(stored.job, machine.Restarted())
+        for stored in self._site.store.unclosed():
+            self._close_job(stored)
         self._apply_hold()
 
     def _apply_hold(self) -> None:
@@ -640,19 +639,19 @@ class Daemon:
             self._ended = True
 
     def _close_job(self, stored: StoredJob) -> None:
-        """Give back what was never leased, and remove what the job kept in the home; again is harmless."""
+        """Give back what was never leased, and remove what the job kept in the home; a crash does it again."""
         terms, job = stored.terms, stored.job
         if terms is not None and terms.reservation is not None:
             facts = self._facts_of(job)
+            self._site.ledger.settle(job)
             for use in _uses(facts):
-                if self._site.ledger.job(job, use).state != "settled":
-                    self._site.ledger.settle(job)
-                    self._site.records.released(job, facts.dataset, self._site.ledger.audit_part(job, use))
+                self._site.records.released(job, facts.dataset, self._site.ledger.audit_part(job, use))
         for root, size_bytes in self._site.store.updates_before(job, 1 << 31):
             self._site.blobs.remove(BlobReference(root=root, size_bytes=size_bytes))
             self._site.store.forget_update(job, root)
         shutil.rmtree(job_folder(self._site, job), ignore_errors=True)
         self._facts.pop(job, None)
+        self._site.store.mark_closed(job)
 
     # --- messages out -----------------------------------------------------------------------------------------------
 

@@ -216,9 +216,25 @@ class Store:
                     stage=job.session.stage.value,
                     answer=None,
                     terms=None,
+                    closed=0,
                     received_us=job.received_us,
                 )
             )
+
+        transact(self._engine, write)
+
+    def unclosed(self) -> tuple[StoredJob, ...]:
+        """Return the jobs that have ended, and whose end isn't wholly carried out yet."""
+        ended = [stage.value for stage in ENDED]
+        with read(self._engine) as connection:
+            rows = connection.execute(select(JOB).where(JOB.c.stage.in_(ended), JOB.c.closed == 0)).all()
+        return tuple(_stored(row) for row in rows)
+
+    def mark_closed(self, job: JobId) -> None:
+        """Note that a job's end is wholly carried out: settled, recorded, its files removed."""
+
+        def write(connection: Connection) -> None:
+            connection.execute(update(JOB).where(JOB.c.job == job).values(closed=1))
 
         transact(self._engine, write)
 

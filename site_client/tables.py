@@ -24,6 +24,7 @@ JOB: Final = Table(
     Column("stage", String(16), nullable=False, index=True),
     Column("answer", LargeBinary, nullable=True),
     Column("terms", String, nullable=True),
+    Column("closed", Integer, nullable=False),
     Column("received_us", BigInteger, nullable=False),
 )
 REPLY: Final = Table(
