@@ -294,7 +294,7 @@ class PlayedCoordinator:
     def send(self, body: Body) -> None:
         self.server.send(SITE, body)
 
-    def offer(self, plan: Plan, job: str = "heart-risk-0a1b2c", **changes: Any) -> JobId:
+    def offer(self, plan: Plan, job: str = "heart-risk-0a1b2c", /, **changes: Any) -> JobId:
         data = plans.canonical_bytes(plan)
         given: dict[str, Any] = {
             "message_id": self.server.message_ids.next(),
