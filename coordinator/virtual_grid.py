@@ -84,8 +84,12 @@ class VirtualGrid(_server.Grid):  # type: ignore[misc]
     def _wait(self, until_s: float, missing: str) -> None:
         if self._clock.monotonic_s() >= until_s:
             raise TimedOut("CFD-J11", f"{missing} in time")
-        if self._stopped.wait(POLL_S):
+        self._pause()
+
+    def _pause(self) -> None:
+        if self._stopped.is_set():
             raise Interrupted
+        self._clock.sleep(POLL_S)
 
     # --- what Flower asks of a grid ---------------------------------------------------------------------------
 
@@ -141,8 +145,7 @@ class VirtualGrid(_server.Grid):  # type: ignore[misc]
                     yield self._outcome(message, answer)
             if not waiting or self._clock.monotonic_s() >= until_s:
                 break
-            if self._stopped.wait(POLL_S):
-                raise Interrupted
+            self._pause()
         yield from (self._silence(message, ERROR_LATE) for message in waiting.values())
 
     # --- inside -----------------------------------------------------------------------------------------------
