@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,10 +24,24 @@ _log: Final = structlog.get_logger("confide.link")
 _COORDINATOR: Final = "coordinator"
 
 
+IDLE_S: Final = 30.0
+"""How long a connection waits for the next transfer: longer than a round of small blobs, shorter than proxies wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Idle:
+    """A connection without a transfer."""
+
+    channel: grpc.Channel
+    tls: SiteTls
+    since_s: float
+
+
 class Carrier:
     """Moves blobs between this site's store and the coordinator.
 
-    Each transfer has a connection of its own, so that bulk never stands in the way of heartbeats.
+    Transfers have connections of their own, so that bulk never stands in the way of heartbeats; one is kept for the
+    next transfer.
 
     Args:
         dialler: Opens connections.
@@ -56,6 +71,8 @@ class Carrier:
         self._clock = clock
         self._randomness = randomness
         self._stopping = stopping
+        self._idle_lock = threading.Lock()
+        self._idle: _Idle | None = None
 
     def fetch(self, reference: BlobReference, *, deadline_s: float) -> Path:
         """Return the file of a blob, fetched from the coordinator if it isn't here yet.
@@ -114,17 +131,56 @@ class Carrier:
                 raise problem
 
     def _attempt(self, transfer: "_Transfer", left_s: float) -> ConfideError | None:
+        """Try once; a connection that was idle may have died meanwhile, so its fault costs a fresh one at once."""
+        tls = self._tls()
+        kept = self._take_idle(tls)
+        if kept is not None and self._over(transfer, kept, tls, left_s) is None:
+            return None
         try:
-            channel = self._dialler.as_member(self._tls())
-            try:
-                transfer.once(transfer, channel, left_s)
-            finally:
-                channel.close()
+            channel = self._dialler.as_member(tls)
+        except ConfideError as problem:
+            return problem
+        return self._over(transfer, channel, tls, left_s)
+
+    def _over(self, transfer: "_Transfer", channel: grpc.Channel, tls: SiteTls, left_s: float) -> ConfideError | None:
+        good = False
+        try:
+            transfer.once(transfer, channel, left_s)
+            good = True
         except grpc.RpcError as problem:
             return self._dialler.in_words(problem)
         except ConfideError as problem:
             return problem
+        finally:
+            if not good or not self._keep_idle(channel, tls):
+                channel.close()
         return None
+
+    def _take_idle(self, tls: SiteTls) -> grpc.Channel | None:
+        """Return the connection that the last transfer left, if it is young and of the same certificate."""
+        with self._idle_lock:
+            idle, self._idle = self._idle, None
+        if idle is None:
+            return None
+        if idle.tls == tls and self._clock.monotonic_s() - idle.since_s <= IDLE_S:
+            return idle.channel
+        idle.channel.close()
+        return None
+
+    def _keep_idle(self, channel: grpc.Channel, tls: SiteTls) -> bool:
+        """Keep `channel` for the next transfer, unless there is one already; the blobs of a round follow each other."""
+        with self._idle_lock:
+            if self._idle is not None or self._stopping(0):
+                return False
+            self._idle = _Idle(channel, tls, self._clock.monotonic_s())
+            return True
+
+    def close(self) -> None:
+        """Close the connection that waits for the next transfer."""
+        with self._idle_lock:
+            idle, self._idle = self._idle, None
+        if idle is not None:
+            idle.channel.close()
 
     def _fetch_once(self, transfer: "_Transfer", channel: grpc.Channel, left_s: float) -> None:
         reference = transfer.reference

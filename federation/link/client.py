@@ -191,6 +191,7 @@ class LinkClient:
         self._cut(Unreachable("CFD-L01", "this site stops"))
         if self._thread is not None:
             self._thread.join()
+        self._carrier.close()
         self._set(LinkState.STOPPED)
 
     def send(self, body: Body) -> str:
