@@ -71,7 +71,7 @@ from site_client.events import (
     StartOverdue,
     Tick,
 )
-from site_client.jobs import JobFacts, facts_of, job_folder
+from site_client.jobs import JobFacts, budget_part, facts_of, job_folder
 from site_client.open_site import OpenSite, account_name
 from site_client.phases import Background, PhaseRun
 from site_client.records import COORDINATOR, DAEMON
@@ -458,7 +458,7 @@ class Daemon:
         charged = facts.trains_charged if work.phase is Phase.TRAIN else facts.evaluates_charged
         if charged:
             use: Literal["train", "evaluate"] = "train" if work.phase is Phase.TRAIN else "evaluate"
-            self._site.records.spent(job, work.round, facts.dataset, self._site.ledger.audit_part(job, use))
+            self._site.records.spent(job, work.round, facts.dataset, budget_part(self._site, facts, use))
         # Leases are given up by the ledger, the open reading is closed by the log; both when they were opened.
         self._site.store.save_reply(self._sessions[job], work, self._failed_reply(job, work, RESTARTED), None)
 
@@ -644,7 +644,7 @@ class Daemon:
         if terms is not None and terms.reservation is not None:
             facts = self._facts_of(job)
             self._site.ledger.settle(job)
-            for use in _uses(facts):
+            for use in facts.uses():
                 self._site.records.released(job, facts.dataset, self._site.ledger.audit_part(job, use))
         for root, size_bytes in self._site.store.updates_before(job, 1 << 31):
             self._site.blobs.remove(BlobReference(root=root, size_bytes=size_bytes))
@@ -857,12 +857,3 @@ def _rounds(plan: bytes) -> int:
         return plans.decode(plan).rounds
     except PlanRefused:
         return 0
-
-
-def _uses(facts: JobFacts) -> tuple[Literal["train", "evaluate"], ...]:
-    charged: list[Literal["train", "evaluate"]] = []
-    if facts.trains_charged:
-        charged.append("train")
-    if facts.evaluates_charged:
-        charged.append("evaluate")
-    return tuple(charged)

@@ -1,5 +1,6 @@
 """What holds for every phase of one accepted job, worked out once from what the store keeps."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from federation.contract import DataContract, from_canonical, width
 from federation.errors import OutOfOrder
 from federation.messages import JobId
 from federation.plan import Plan
+from privacy.accounting.convert import nano
+from privacy.accounting.entries import Use
 from site_client import lineage, offers
 from site_client.open_site import OpenSite
 from site_client.records import hash_text
@@ -30,6 +33,7 @@ class JobFacts:
         lineage: What releases are checked against.
         trains_charged: Whether training takes charged steps.
         evaluates_charged: Whether an evaluation takes one.
+        budget_bases: What of the `budget` part of entries holds for the whole job, by use.
     """
 
     job: JobId
@@ -43,6 +47,38 @@ class JobFacts:
     lineage: lineage.Job
     trains_charged: bool
     evaluates_charged: bool
+    budget_bases: Mapping[Use, Mapping[str, object]]
+
+    def uses(self) -> tuple[Use, ...]:
+        """Return what of the job is charged: training, evaluation, both or nothing."""
+        return tuple(self.budget_bases)
+
+
+def budget_part(site: OpenSite, facts: JobFacts, use: Use) -> dict[str, object]:
+    """Return the `budget` part of an entry of a round: epsilon of the job at this site so far, and the ledger's head.
+
+    The figures of the whole data set cost a search over orders, so they are in the entries of a reservation and its
+    end only.
+    """
+    figures = site.ledger.job(facts.job, use)
+    head = site.ledger.state.head
+    return {
+        **facts.budget_bases[use],
+        "eps_nano": nano(figures.epsilon_so_far),
+        "steps": figures.steps_charged,
+        "lost_steps": figures.steps_lost,
+        "head": {"seq": head.seq, "hash": hash_text(head.hash)},
+    }
+
+
+def _bases(site: OpenSite, job: JobId, uses: Mapping[Use, bool]) -> Mapping[Use, Mapping[str, object]]:
+    constant = ("population", "policy", "trust", "unit", "delta_e15")
+    bases: dict[Use, Mapping[str, object]] = {}
+    for use, charged in uses.items():
+        if charged:
+            part = site.ledger.audit_part(job, use)
+            bases[use] = {name: part[name] for name in constant}
+    return bases
 
 
 def facts_of(site: OpenSite, stored: StoredJob) -> JobFacts:
@@ -57,6 +93,8 @@ def facts_of(site: OpenSite, stored: StoredJob) -> JobFacts:
     plan = plans.decode(stored.plan)
     contract = from_canonical(stored.contract)
     folder = job_folder(site, stored.job)
+    trains_charged = plan.privacy.mechanism != "none"
+    evaluates_charged = offers.evaluations_of(plan, terms.held_out_public) is not None
     return JobFacts(
         job=stored.job,
         plan=plan,
@@ -75,8 +113,9 @@ def facts_of(site: OpenSite, stored: StoredJob) -> JobFacts:
             classes=contract.label.classes_count,
             folder=folder,
         ),
-        trains_charged=plan.privacy.mechanism != "none",
-        evaluates_charged=offers.evaluations_of(plan, terms.held_out_public) is not None,
+        trains_charged=trains_charged,
+        evaluates_charged=evaluates_charged,
+        budget_bases=_bases(site, stored.job, {"train": trains_charged, "evaluate": evaluates_charged}),
     )
 
 

@@ -29,7 +29,7 @@ from privacy.accounting.entries import Use
 from privacy.errors import LedgerUnavailable, PrivacyError
 from site_client import lineage
 from site_client.budget.leases import RoundLeases
-from site_client.jobs import JobFacts
+from site_client.jobs import JobFacts, budget_part
 from site_client.lineage import Followed, LineageRefused
 from site_client.open_site import OpenSite
 from site_client.session_machine import Work
@@ -214,7 +214,7 @@ class PhaseRun:
             self._leases = RoundLeases(
                 self._site.ledger, job, number, steps=steps, attempt=self.work.attempt, use=self._use
             )
-            budget = {**self._site.ledger.audit_part(job, self._use), "steps": steps}
+            budget = {**budget_part(self._site, facts, self._use), "steps": steps}
             self._site.records.leased(job, number, facts.dataset, budget)
         self._receipt = self._site.records.opened(
             job,
@@ -340,8 +340,8 @@ class PhaseRun:
                     facts.job, self.work.round, facts.dataset, opened=opened, records=self._records
                 )
             if self._leases is not None:
-                part = self._site.ledger.audit_part(facts.job, self._use)
-                part = {**part, "steps": self._leases.leased, "lost_steps": self._leases.lost}
+                part = budget_part(self._site, facts, self._use)
+                part |= {"steps": self._leases.leased, "lost_steps": self._leases.lost}
                 self._site.records.spent(facts.job, self.work.round, facts.dataset, part)
         except (AuditError, PrivacyError) as problem:
             self._tools.new_reference("phase.not_recorded", job=facts.job, code=problem.code)
