@@ -227,7 +227,9 @@ def run(order: Order, *, alone: bool, say: Callable[[simulation.Line], None]) ->
     try:
         from coordinator.virtual_grid import simulate
 
-        job.begin(answers)
+        if not job.begin(answers):
+            course.over(None)
+            return
         simulate(
             job.work,
             client_app,

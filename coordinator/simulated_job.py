@@ -191,8 +191,8 @@ class SimulatedJob:
         self._recorder.job_submitted(new, plan, SERVICE)
         return self.store.jobs.create(new)[0]
 
-    def begin(self, answers: Mapping[SiteId, Answer]) -> None:
-        """Take the answers of all virtual sites at once; the job runs if a quorum accepted, and has failed if not."""
+    def begin(self, answers: Mapping[SiteId, Answer]) -> bool:
+        """Take the answers of all virtual sites at once; return whether a quorum accepted, else the job has failed."""
 
         before = self.store.jobs.get(self.id)
         after = _answered(before.job, answers, self.store.database.now_us())
@@ -214,6 +214,7 @@ class SimulatedJob:
         self.store.database.change(self.id, work)
         self._ended(self.store.jobs.get(self.id))
         self._tell_new()
+        return after.state is JobState.RUNNING
 
     # --- while it runs ----------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ All virtual sites of a worker process share one `Workbench`: libraries, model, e
 cost once. A site's own are its name, its rows and its ledger.
 """
 
+import contextlib
 import functools
 import os
 import secrets
@@ -24,6 +25,7 @@ from federation.edge.clock import Clock
 from federation.link.chunks import BlobHasher
 from federation.messages import BlobReference, JobId, Outcome, Phase, PhaseReply, PhaseRequest, Reason, encode_body
 from federation.tensors import check_update
+from privacy.errors import PrivacyError
 from site_client import lineage
 from site_client.data.loader import OpenedData
 from site_client.lineage import Followed
@@ -182,7 +184,9 @@ class Workbench:
 
     def prepare(self) -> None:
         """Make the trainer that the first site needs, so that the first round doesn't wait for it."""
-        self.trainer(declared_units(self._rows.site(self._plan.sites.invite[0])))
+        # A site at which the plan makes no guarantee has refused; another one's trainer is made when it is asked.
+        with contextlib.suppress(PrivacyError):
+            self.trainer(declared_units(self._rows.site(self._plan.sites.invite[0])))
 
     def site(self, name: str, charged: Charged, *, until_s: float) -> "VirtualSite":
         """Return one site for one message."""
