@@ -154,17 +154,17 @@ def _folders(out: Path | None) -> Iterator[tuple[Path, Path, Path]]:
         if out.exists() and any(out.iterdir()):
             raise InvalidInput("CFD-J20", f"{out} is not empty", hint="name a new folder")
         make_folder(out)
-    folder = Path(tempfile.mkdtemp(prefix="confide-simulation-"))
-    engine_folder = short_folder()
-    log = (folder if out is None else out) / LOG
-    try:
-        yield folder, engine_folder, log
-    except OutOfOrder as problem:
-        kept = _kept(log, out)
-        raise OutOfOrder(problem.code, problem.message, hint=f"see {kept}", reference=problem.reference) from None
-    finally:
-        shutil.rmtree(engine_folder, ignore_errors=True)
-        shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="confide-simulation-"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        engine_folder = short_folder()
+        stack.callback(shutil.rmtree, engine_folder, ignore_errors=True)
+        log = (folder if out is None else out) / LOG
+        try:
+            yield folder, engine_folder, log
+        except OutOfOrder as problem:
+            kept = _kept(log, out)
+            raise OutOfOrder(problem.code, problem.message, hint=f"see {kept}", reference=problem.reference) from None
 
 
 def _kept(log: Path, out: Path | None) -> Path:

@@ -1,12 +1,14 @@
 """Flower's simulation engine without Ray: the nodes' app is called in this process, message after message."""
 
 import copy
+import json
 import uuid
 from types import SimpleNamespace
 from typing import Any
 
 from coordinator.simulation import Order
 from federation import flower
+from federation.contract import DataContract
 
 RUN = 4711
 
@@ -87,3 +89,16 @@ def an_order(plan: Any, contract: Any, folder: Any, **changes: Any) -> Order:
         "up_s": 5.0,
     }
     return Order(**{**fields, **changes})
+
+
+def a_small_contract(**changes: Any) -> DataContract:
+    """Return the contract of the tests' plans with one feature."""
+    fields: dict[str, Any] = {
+        "apiVersion": "confide/v1",
+        "kind": "DataContract",
+        "name": "heart-disease/v1",
+        "columns": [{"name": "age", "type": "integer", "range": [18, 99]}, {"name": "disease", "type": "boolean"}],
+        "label": {"column": "disease", "positive": ["true"]},
+        **changes,
+    }
+    return DataContract.model_validate_json(json.dumps(fields))

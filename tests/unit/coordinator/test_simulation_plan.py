@@ -1,29 +1,16 @@
 """The plan of a simulation, and the lines between it and whoever started it."""
 
-import json
-
 import pytest
 
 from coordinator import simulation
 from coordinator.simulation import Broken, Happened, Result, Up, decode, encode, simulated_plan
 from coordinator.views import EventView
 from federation import plan as plans
-from federation.contract import DataContract, digest
+from federation.contract import digest
 from federation.errors import InvalidInput, OutOfOrder
 from federation.plan import PlanRefused
 from tests.support.plans import document
-
-
-def a_contract(**changes):
-    fields = {
-        "apiVersion": "confide/v1",
-        "kind": "DataContract",
-        "name": "heart-disease/v1",
-        "columns": [{"name": "age", "type": "integer", "range": [18, 99]}, {"name": "disease", "type": "boolean"}],
-        "label": {"column": "disease", "positive": ["true"]},
-        **changes,
-    }
-    return DataContract.model_validate_json(json.dumps(fields))
+from tests.support.virtual_engine import a_small_contract as a_contract
 
 
 def a_plan(**changes):
