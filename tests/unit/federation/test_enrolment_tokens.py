@@ -56,6 +56,7 @@ def test_a_token_with_a_character_changed_is_another_token_or_none(place: int, l
 @pytest.mark.parametrize(
     "text",
     ["", "cfd1.", "cfd2." + TEXT[5:], TEXT[:-1], TEXT[:100], TEXT + "A", TEXT + "=", "cfd1.é", "cfd1." + "A" * 20_000],
+    ids=["empty", "no body", "version", "one less", "cut", "one more", "padding", "not ASCII", "too long"],
 )
 def test_a_token_that_was_cut_or_is_none_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput) as refused:

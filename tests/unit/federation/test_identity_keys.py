@@ -50,7 +50,9 @@ def test_a_key_file_that_windows_touched_is_still_the_key(spoil) -> None:  # typ
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"not PEM", tls_key_to_pem(new_tls_key()), IdentityKey.generate().to_pem()[:60]]
+    "content",
+    [b"", b"not PEM", tls_key_to_pem(new_tls_key()), IdentityKey.generate().to_pem()[:60]],
+    ids=["empty", "not PEM", "another kind", "cut"],
 )
 def test_a_file_without_such_a_key_is_named(content: bytes) -> None:
     with pytest.raises(ConfigurationWrong, match=r"keys/identity\.key holds") as refused:
