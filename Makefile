@@ -10,13 +10,14 @@ export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 export RAY_USAGE_STATS_ENABLED = 0
 
-.PHONY: help demo demo-keep test test-slow lint bench install install-dev proto documents clean
+.PHONY: help demo demo-keep test test-slow lint coverage bench install install-dev proto documents clean
 
 help:
 	@echo "make demo       four hospitals train one model on this machine (the first run installs)"
 	@echo "make test       lint, types, import contracts, and every test that fits in 15 minutes"
 	@echo "make test-slow  the rest: real lengths, clean environments"
 	@echo "make demo-keep  the demo, left running"
+	@echo "make coverage   lines and branches that tests run of the modules that decide, held to their floors"
 	@echo "make bench      benchmarks against a peer or a limit; writes build/bench.json"
 	@echo "make lint       format, lint, types, import contracts, wording"
 	@echo "make documents  write the pages that are generated from the code"
@@ -38,10 +39,19 @@ lint: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python deploy/check_layout.py
 	$(BIN)/python deploy/check_words.py
 
+# Tests that start processes are one group, so that they run one after another, in one worker, beside all others.
 test: lint
-	$(BIN)/pytest -n $(JOBS) --dist worksteal -m "not slow" $(PYTEST)
+	$(BIN)/pytest -n $(JOBS) --dist loadgroup -m "not slow" $(PYTEST)
+
+coverage: install-dev
+	mkdir -p build
+	COVERAGE_FILE=build/coverage $(BIN)/pytest -n $(JOBS) -m "not slow and not process" --cov --cov-report= \
+	  tests/unit tests/properties tests/protocol tests/vectors tests/adversarial $(PYTEST)
+	COVERAGE_FILE=build/coverage $(BIN)/coverage json -q -o build/coverage.json
+	$(BIN)/python deploy/check_coverage.py build/coverage.json
 
 test-slow: install-dev
 	$(BIN)/pytest -m slow $(PYTEST)
@@ -53,7 +63,7 @@ documents: install-dev
 	@$(BIN)/python deploy/write_documents.py
 
 proto: install-dev
-	$(BIN)/python deploy/write_protobuf.py
+	$(BIN)/python -m federation.link.generate
 
 clean:
-	rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
