@@ -12,8 +12,8 @@ from federation.link.client import LinkClient
 from federation.link.dial import SiteTls
 from federation.link.route import choose_route, parse_address
 from federation.messages import PROTOCOL_VERSION, Body, Hello, HelloReply, JobName, SignedMessage, Versions
-from site_client.daemon import Daemon
 from site_client.events import Acknowledged, Connected, Lost, MessageRefused
+from site_client.mailbox import Mailbox
 from site_client.open_site import OpenSite
 
 OLDEST_PROTOCOL: Final = 1
@@ -29,16 +29,16 @@ def own_versions() -> Versions:
 
 
 class Attending:
-    """Implements `federation.link.client.LinkHandler` for a daemon."""
+    """Implements `federation.link.client.LinkHandler` for a daemon's mailbox."""
 
-    def __init__(self, site: OpenSite, daemon: Daemon) -> None:
+    def __init__(self, site: OpenSite, mailbox: Mailbox) -> None:
         self._site = site
-        self._daemon = daemon
+        self._mailbox = mailbox
 
     def hello(self, message_id: str) -> Hello:
         """Return the hello: data sets by schema and public figures, the charter epoch held, the jobs under way."""
         notices, contracts = self._site.notices()
-        busy: tuple[JobName, ...] = self._daemon.busy_jobs()
+        busy: tuple[JobName, ...] = tuple(stored.job for stored in self._site.store.open_jobs())
         return Hello(
             message_id=message_id,
             site=self._site.site,
@@ -46,32 +46,32 @@ class Attending:
             charter_epoch=self._site.charter.charter.epoch,
             datasets=notices,
             contracts=contracts,
-            busy_jobs=busy,
+            busy_jobs=busy[:256],
         )
 
     def on_connected(self, reply: HelloReply) -> None:
         """Note that work can arrive now."""
-        self._daemon.post(Connected(reply.notice))
+        self._mailbox.post(Connected(reply.notice))
 
     def on_lost(self, problem: ConfideError) -> None:
         """Note that the attendance ended, and why."""
-        self._daemon.post(Lost(problem))
+        self._mailbox.post(Lost(problem))
 
     def on_message(self, message: SignedMessage, body: Body) -> None:
         """Have the loop deal with a message; it is acknowledged when this returns."""
-        self._daemon.take_message(body)
+        self._mailbox.take_message(body)
 
     def on_acknowledged(self, message_id: str) -> None:
         """Note that the coordinator has taken over a message."""
-        self._daemon.post(Acknowledged(message_id))
+        self._mailbox.post(Acknowledged(message_id))
 
     def on_refused(self, message_id: str, problem: ConfideError) -> None:
         """Note that the coordinator finally refused a message."""
-        self._daemon.post(MessageRefused(message_id, problem))
+        self._mailbox.post(MessageRefused(message_id, problem))
 
 
-def make_link(site: OpenSite, daemon: Daemon, variables: Callable[[], Mapping[str, str]]) -> LinkClient:
-    """Return the link of `daemon` to the coordinator of the site's configuration, not started yet."""
+def make_link(site: OpenSite, mailbox: Mailbox, variables: Callable[[], Mapping[str, str]]) -> LinkClient:
+    """Return the link to the coordinator of the site's configuration, not started yet."""
     home, configuration = site.home, site.configuration
     address = parse_address(configuration.coordinator.address)
 
@@ -88,7 +88,7 @@ def make_link(site: OpenSite, daemon: Daemon, variables: Callable[[], Mapping[st
         tls=tls,
         identity=site.identity,
         coordinator_key=lambda: bytes.fromhex(site.charter.charter.coordinator.identity),
-        handler=Attending(site, daemon),
+        handler=Attending(site, mailbox),
         blobs=site.blobs,
         limits=configuration.link_limits,
         clock=site.clock,

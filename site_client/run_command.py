@@ -37,6 +37,7 @@ def run(arguments: list[str]) -> int:
     from site_client.control import ControlSocket
     from site_client.daemon import Daemon
     from site_client.events import Signalled
+    from site_client.mailbox import Mailbox
     from site_client.open_site import OpenSite
     from site_client.service_manager import notifier
 
@@ -44,16 +45,19 @@ def run(arguments: list[str]) -> int:
     with OpenSite(home, clock=clock, process="daemon") as site:
         log = open_log(level=options.log_level or site.configuration.log_level, clock=clock)
         catch_the_rest(log)
-        variables = environment()
-        daemon = Daemon(site, log, variables=variables, notify=notifier(variables))
-        link = make_link(site, daemon, environment)
-        control = ControlSocket(home.path, daemon.post)
+        mailbox, variables = Mailbox(), environment()
+        link = make_link(site, mailbox, environment)
+        daemon = Daemon(site, link, mailbox, log, variables=variables, notify=notifier(variables))
+        control = ControlSocket(home.path, mailbox.post)
 
         def on_signal(number: int, _frame: FrameType | None) -> None:
-            daemon.post(Signalled(number))
+            mailbox.post(Signalled(number))
 
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, on_signal)
-        daemon.run(link, control)
+        try:
+            daemon.run()
+        finally:
+            control.close()
         log.info("site.stopped", site=site.site)
     return 0

@@ -335,9 +335,9 @@ def first_offer(job: JobId, *, plan_digest: str, rounds: int) -> tuple[Session, 
     return Session(job, plan_digest, rounds), (Decide(),)
 
 
-def unknown_work(work: Work) -> Actions:
+def unknown_work(work: Work) -> RefuseWork:
     """Return what a site does that is asked to work on a job which it doesn't know."""
-    return (RefuseWork(work, UNKNOWN_JOB),)
+    return RefuseWork(work, UNKNOWN_JOB)
 
 
 def step(session: Session, event: Event) -> tuple[Session, Actions]:

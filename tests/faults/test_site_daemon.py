@@ -71,7 +71,7 @@ def test_a_job_from_offer_to_end(rig: SiteRig) -> None:
     until(lambda: ("job.completed", "allowed") in rig.actions("job.completed"), what="the end is recorded")
     until(lambda: ("budget.released", "allowed") in rig.actions("budget.released"), what="the rest goes back")
     assert charged_steps(rig, job.job) == 12
-    assert not (rig.home.jobs / job.job).exists()
+    until(lambda: not (rig.home.jobs / job.job).exists(), what="the job's folder is gone")
     assert rig.stop() == 0
     order = [action for action, _ in rig.actions() if action not in ("model.accepted", "job.preflight")]
     first = order.index("budget.leased")

@@ -291,7 +291,7 @@ def test_an_undecided_offer_is_decided_after_a_restart() -> None:
 
 
 def test_work_on_an_unknown_job_is_refused() -> None:
-    assert machine.unknown_work(train(0)) == (RefuseWork(train(0), machine.UNKNOWN_JOB),)
+    assert machine.unknown_work(train(0)) == RefuseWork(train(0), machine.UNKNOWN_JOB)
 
 
 @pytest.mark.parametrize("event", [WorkDone(train(0)), Decided(Decision.ACCEPTED)])
