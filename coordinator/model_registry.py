@@ -106,7 +106,7 @@ class ModelRegistry:
         return Stepped(
             mean=self.blobs.put_file(mean),
             model=self.blobs.put_file(model),
-            state=self.blobs.put_file(state),
+            state=self.blobs.put_file(state) if server_step.slots_of(strategy) else None,
             model_digest=state_digest(model, state, step=number),
             step=number,
         )
