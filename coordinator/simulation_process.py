@@ -4,7 +4,8 @@ The simulation engine sets globals of its process, may end it, and starts a doze
 (Ray), which take orders from whoever reaches them. So:
 
 - it runs in a process of its own, in a session of its own, with an environment that is built here: telemetry, update
-  check and usage reports off, no credentials, one thread for each numerical library;
+  check and usage reports off, no credentials, one thread for each numerical library. With usage reports off, Ray would
+  still ask the clouds' metadata services where it runs, unless a file in its home says what it runs on: an empty one;
 - where the kernel allows it, that process first takes a network of its own that holds loopback only (`go_alone`):
   nobody reaches Ray, and Ray reaches nobody. Elsewhere Ray's servers are open to the machine's network; in both cases
   they take orders only with a token that lives as long as the simulation;
@@ -30,10 +31,12 @@ from typing import Final, Self
 
 from coordinator.simulation import MAX_LINE_BYTES, Broken, Happened, Line, Order, Result, Up, decode, encode
 from federation.edge.clock import Clock
+from federation.edge.files import write_whole
 from federation.errors import OutOfOrder
 
 MODULE: Final = "confide_simulation"
 MARK: Final = "CONFIDE_SIMULATION"
+RAY_CLUSTER_FILE: Final = "ray_bootstrap_config.yaml"
 PATIENCE_S: Final = 20.0
 """How long the engine may take to end by itself once the result is there."""
 TERM_S: Final = 3.0
@@ -110,6 +113,7 @@ class SimulationProcess:
     def __init__(self, order: Order, *, variables: Mapping[str, str], log: Path, clock: Clock) -> None:
         self._clock = clock
         self.mark: Final = secrets.token_hex(16)
+        write_whole(Path(order.folder) / RAY_CLUSTER_FILE, b"{}\n")
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             # -P: the working folder is never searched for modules.
