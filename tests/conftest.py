@@ -20,6 +20,7 @@ WITHOUT_SOCKETS = ("unit", "properties", "protocol", "statistical", "vectors")
 TESTS = Path(__file__).parent
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Switch sockets off where nothing may need one, and let one worker alone run what starts many processes.
 
