@@ -13,11 +13,13 @@ import pytest
 
 from coordinator import simulation_command, simulation_process
 from coordinator.simulation_process import SimulationProcess, processes_of
+from federation import flower
+from federation import plan as plans
 from federation.errors import ConfideError
 from tests.support.plans import REMOVE, document
+from tests.support.simulated import Simulated
 from tests.support.virtual_engine import a_small_contract
 
-pytest.importorskip("ray", reason="the simulation engine is an extra of its own")
 pytestmark = [pytest.mark.process, pytest.mark.enable_socket, pytest.mark.timeout(500)]
 
 RECORDER = """\
@@ -139,45 +141,13 @@ def plain(tmp_path_factory):
     return Run(tmp_path_factory.mktemp("plain"), PLAIN, "--units", "40")
 
 
-def in_process_model(folder, printed_sites):
-    """Return the digest that the same plan and rows lead to without Ray."""
-    code = f"""
-import json, threading
-from pathlib import Path
-from federation import flower
-folder = Path({str(folder)!r})
-flower.quieten_flower(folder)
-import confide_simulation
-from coordinator import simulation
-from coordinator.virtual_grid import simulated_app
-from federation import plan as plans
-from federation.edge.clock import SystemClock
-from tests.support.plans import document
-from tests.support.virtual_engine import InProcessEngine, a_small_contract, an_order
-contract = a_small_contract()
-plan = simulation.simulated_plan(plans.read((folder.parent / "in" / "job.yaml").read_bytes()), contract)
-order = an_order(plan, contract, folder / "run", units=40)
-said, clock = [], SystemClock()
-job, client_app, answers = confide_simulation.prepare(order, clock=clock, say=said.append)
-job.begin(answers)
-engine = InProcessEngine(client_app, {printed_sites})
-course = confide_simulation.Course(order, job, False, said.append, clock, 0.0)
-app = simulated_app(job.work, job.depot, clock, workers=2, up_s=5, course=course, stop=threading.Event())
-app(engine, flower.context_for("simulation", "coordinator"))
-print(said[-1].model)
-"""
-    folder.mkdir()
-    environment = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
-    found = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=200
-    )
-    return found.stdout.strip()
-
-
-def test_the_real_engine_ends_with_the_bits_of_the_same_apps_in_one_process(plain):
+def test_the_real_engine_ends_with_the_bits_of_the_same_apps_in_one_process(plain, tmp_path, monkeypatch):
     assert (plain.status, plain.printed["state"], plain.printed["rounds_released"]) == (0, "completed", 2)
-    expected = in_process_model(plain.out.parent / "in-process", plain.printed["sites"])
-    assert plain.printed["model"] == expected
+    for name, value in flower.quiet_variables(tmp_path).items():
+        monkeypatch.setenv(name, value)  # so that the environment of the test process is restored
+    plan = plans.from_document(document(**PLAIN))
+    in_process = Simulated(tmp_path / "run", plan, a_small_contract(), order={"units": 40})
+    assert plain.printed["model"] == in_process.result.model
 
 
 def test_what_stays_is_the_model_the_figures_and_a_log_that_verifies(plain):

@@ -5,7 +5,6 @@ as a plain loop over sites and rounds does. `tests/end_to_end/test_simulation.py
 """
 
 import json
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +12,16 @@ import pytest
 
 import confide_simulation
 from coordinator import simulation
-from coordinator.simulation import Broken, GivenData, Happened, Result, Up
+from coordinator.simulation import Broken, GivenData, Up
 from federation import contract as contracts
 from federation import flower, server_step
 from federation import plan as plans
-from federation.edge.clock import SystemClock
 from federation.models import layout
 from federation.tensors import TensorFile, make_update, state_digest, weighted_mean, write_tensors
 from site_client.virtual_rows import RowFiles
 from tests.support.plans import REMOVE, document
-from tests.support.virtual_engine import InProcessEngine, an_order
+from tests.support.simulated import Simulated
+from tests.support.virtual_engine import an_order
 
 CONTRACT = contracts.DataContract.model_validate_json(
     json.dumps(
@@ -63,38 +62,11 @@ def quiet(monkeypatch, tmp_path):
     flower.quieten_flower(tmp_path)
 
 
-class Simulated:
-    """One simulated job, run to its end in this process."""
-
-    def __init__(self, folder, changes, *, sites=None, order=None, **engine):
-        from coordinator.virtual_grid import simulated_app
-
-        self.plan = simulation.simulated_plan(plans.from_document(document(**changes)), CONTRACT, sites=sites)
-        self.folder = folder
-        self.order = an_order(self.plan, CONTRACT, folder, **(order or {}))
-        self.said = []
-        clock = SystemClock()
-        self.job, client_app, self.answers = confide_simulation.prepare(self.order, clock=clock, say=self.said.append)
-        self.engine = InProcessEngine(client_app, len(self.plan.sites.invite), **engine)
-        course = confide_simulation.Course(self.order, self.job, False, self.said.append, clock, clock.monotonic_s())
-        app = simulated_app(
-            self.job.work, self.job.depot, clock, workers=2, up_s=5, course=course, stop=threading.Event()
-        )
-        if self.job.begin(self.answers):
-            app(self.engine, flower.context_for("simulation", "coordinator"))
-        else:
-            course.over(None)
-
-    @property
-    def result(self) -> Result:
-        assert isinstance(self.said[-1], Result), self.said[-1]
-        return self.said[-1]
-
-    def events(self, name):
-        return [line.event.fields for line in self.said if isinstance(line, Happened) and line.event.name == name]
+def simulated(folder, changes, **more):
+    return Simulated(folder, plans.from_document(document(**changes)), CONTRACT, **more)
 
 
-def a_plain_loop(simulated, folder):
+def a_plain_loop(found, folder):
     """Return the digest of what federated training is: for each round, train everywhere, average, step."""
     import torch
 
@@ -104,7 +76,7 @@ def a_plain_loop(simulated, folder):
     from privacy.dpsgd.optimizers import optimizer_for
     from privacy.dpsgd.plain import plain_round
 
-    plan, rows = simulated.plan, RowFiles(simulated.folder / "rows")
+    plan, rows = found.plan, RowFiles(found.folder / "rows")
     manifest = layout.manifest(plan.model, contracts.width(CONTRACT))
     model, state = folder / "model-0", None
     write_tensors(model, layout.initial(plan.model, contracts.width(CONTRACT), seed=plan.training.seed))
@@ -151,7 +123,7 @@ def plain(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in flower.quiet_variables(folder).items():
             patch.setenv(name, value)
-        yield Simulated(folder / "simulation", PLAIN)
+        yield simulated(folder / "simulation", PLAIN)
 
 
 def test_a_simulation_without_noise_ends_with_the_bits_of_a_plain_loop(plain, tmp_path):
@@ -161,13 +133,13 @@ def test_a_simulation_without_noise_ends_with_the_bits_of_a_plain_loop(plain, tm
 
 
 def test_the_order_in_which_sites_are_worked_on_changes_no_bit(plain, tmp_path):
-    assert Simulated(tmp_path / "again", PLAIN, reverse=True).result.model == plain.result.model
+    assert simulated(tmp_path / "again", PLAIN, reverse=True).result.model == plain.result.model
 
 
 def test_the_model_that_is_kept_is_the_one_that_was_released(tmp_path):
     out = tmp_path / "out"
     out.mkdir()
-    found = Simulated(tmp_path / "run", {**PLAIN, "rounds": 1}, order={"out": str(out)})
+    found = simulated(tmp_path / "run", {**PLAIN, "rounds": 1}, order={"out": str(out)})
     assert sorted(path.name for path in out.iterdir()) == ["audit", "model.safetensors", "simulation.json", "trust"]
     kept = json.loads((out / "simulation.json").read_bytes())
     assert (kept["schema"], kept["model"], kept["data"]) == (
@@ -180,7 +152,7 @@ def test_the_model_that_is_kept_is_the_one_that_was_released(tmp_path):
 def test_the_coordinators_log_is_that_of_a_simulation_and_tells_of_no_data(tmp_path):
     out = tmp_path / "out"
     out.mkdir()
-    Simulated(tmp_path / "run", {**PLAIN, "rounds": 1}, order={"out": str(out)})
+    simulated(tmp_path / "run", {**PLAIN, "rounds": 1}, order={"out": str(out)})
     entries = (out / "audit" / "1" / "entries.log").read_bytes()
     assert b"heart-risk.simulation/coordinator/audit/1" in entries
     assert b"round.released" in entries
@@ -197,7 +169,7 @@ def test_each_round_is_told_as_watch_tells_it(plain):
 
 
 def test_a_virtual_site_spends_what_the_schedule_says_and_nothing_is_left(tmp_path):
-    found = Simulated(tmp_path / "run", NOISY)
+    found = simulated(tmp_path / "run", NOISY)
     schedule_epsilon = float.fromhex(next(iter(found.answers.values())).epsilon)
     assert found.result.state == "completed"
     assert found.result.epsilon == pytest.approx(schedule_epsilon, abs=1e-8)
@@ -208,7 +180,7 @@ def test_a_virtual_site_spends_what_the_schedule_says_and_nothing_is_left(tmp_pa
 
 
 def test_noise_makes_each_simulation_another_one(tmp_path):
-    first, second = (Simulated(tmp_path / name, NOISY).result.model for name in ("one", "two"))
+    first, second = (simulated(tmp_path / name, NOISY).result.model for name in ("one", "two"))
     assert first != second
 
 
@@ -219,7 +191,7 @@ def test_training_teaches_something_where_nothing_is_hidden(tmp_path):
         "server": {"strategy": "FedAvg"},
         "evaluate": {"every": 4, "metrics": ["loss", "accuracy", "auc"], "release": "public"},
     }
-    found = Simulated(tmp_path / "run", changes, order={"units": 200})
+    found = simulated(tmp_path / "run", changes, order={"units": 200})
     first, last = (fields["metrics"] for fields in found.events("round.done") if fields["metrics"])
     assert last["loss"] < first["loss"]
     assert last["auc"] > 0.75
@@ -228,7 +200,7 @@ def test_training_teaches_something_where_nothing_is_hidden(tmp_path):
 
 def test_a_silent_site_is_late_and_a_round_goes_on_with_the_quorum(tmp_path):
     changes = {**PLAIN, "rounds": 1, "deadlines": {"training_s": 1, "phase_s": 1}}
-    found = Simulated(tmp_path / "run", changes, silent={0})
+    found = simulated(tmp_path / "run", changes, silent={0})
     (done,) = found.events("round.done")
     assert list(done["late"].values()) == ["training, no answer"]
     assert len(done["survivors"]) == 3
@@ -237,13 +209,13 @@ def test_a_silent_site_is_late_and_a_round_goes_on_with_the_quorum(tmp_path):
 
 def test_below_the_quorum_a_round_releases_nothing_and_the_job_fails(tmp_path):
     changes = {**PLAIN, "rounds": 1, "round_attempts": 2}
-    found = Simulated(tmp_path / "run", changes, broken={0, 1})
+    found = simulated(tmp_path / "run", changes, broken={0, 1})
     assert [fields["attempt"] for fields in found.events("round.abandoned")] == [0, 1]
     assert (found.result.state, found.result.rounds_released, found.result.model) == ("failed", 0, "")
 
 
 def test_an_attempt_that_is_abandoned_is_charged_and_what_is_left_does_not_reach(tmp_path):
-    found = Simulated(tmp_path / "run", {**NOISY, "round_attempts": 3}, broken={0, 1})
+    found = simulated(tmp_path / "run", {**NOISY, "round_attempts": 3}, broken={0, 1})
     last = found.events("round.abandoned")[-1]
     charged_out = [why for why in last["late"].values() if "CFD-R55" in why]
     assert len(charged_out) == 2  # the two that trained twice have charged the whole job
@@ -251,7 +223,7 @@ def test_an_attempt_that_is_abandoned_is_charged_and_what_is_left_does_not_reach
 
 
 def test_sites_at_which_the_plan_makes_no_guarantee_refuse_and_the_job_ends_without_a_round(tmp_path):
-    found = Simulated(tmp_path / "run", NOISY, order={"units": 2000})
+    found = simulated(tmp_path / "run", NOISY, order={"units": 2000})
     assert found.result.state == "failed"
     assert found.result.refused >= 2
     assert {fields["decision"] for fields in found.events("site.answered")} == {"refused"}
@@ -260,7 +232,7 @@ def test_sites_at_which_the_plan_makes_no_guarantee_refuse_and_the_job_ends_with
 
 
 def test_declared_weights_are_those_that_the_sites_answered(tmp_path):
-    found = Simulated(tmp_path / "run", {**PLAIN, "rounds": 1, "weights": "declared"})
+    found = simulated(tmp_path / "run", {**PLAIN, "rounds": 1, "weights": "declared"})
     assert {answer.units_declared for answer in found.answers.values()} == {40}
     assert found.result.state == "completed"
 
@@ -293,7 +265,7 @@ def test_a_simulation_of_given_rows_says_that_they_were_divided(tmp_path):
     table = tmp_path / "rows.csv"
     table.write_text("\n".join(rows) + "\n")
     given = GivenData(path=str(table), data_map=None, split=None, held_out=0.2)
-    found = Simulated(tmp_path / "run", {**PLAIN, "rounds": 1}, sites=6, order={"data": given})
+    found = simulated(tmp_path / "run", {**PLAIN, "rounds": 1}, sites=6, order={"data": given})
     assert (found.result.state, found.result.sites, found.result.data) == ("completed", 6, simulation.DIVIDED)
 
 
@@ -336,7 +308,7 @@ def test_a_release_that_was_changed_on_the_way_is_refused_by_every_site(tmp_path
                 path.write_bytes(copy[:-2] + bytes([copy[-2] ^ 1]) + copy[-1:])
 
     monkeypatch.setattr(Depot, "publish", bent)
-    found = Simulated(tmp_path / "run", {**PLAIN, "rounds": 1, "round_attempts": 1, "sites__quorum": 1})
+    found = simulated(tmp_path / "run", {**PLAIN, "rounds": 1, "round_attempts": 1, "sites__quorum": 1})
     (abandoned,) = found.events("round.abandoned")
     assert len(abandoned["late"]) == 4
     assert all("CFD-R58" in why for why in abandoned["late"].values()), abandoned
