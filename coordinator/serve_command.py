@@ -74,6 +74,8 @@ def serve(arguments: list[str]) -> int:
     if options.help:
         sys.stdout.write(SERVE_HELP)
         return 0
+    if options.ready_file is not None:
+        options.ready_file.unlink(missing_ok=True)  # of a process that was killed
     home = CoordinatorHome(resolve_home("coordinator", options.home))
     configuration = membership_home.load(home)
     stops = Stops()

@@ -10,6 +10,7 @@ import hashlib
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +23,7 @@ from coordinator import job_machine, membership_home, showing
 from coordinator.conductor import Conductor
 from coordinator.configuration import CoordinatorConfiguration
 from coordinator.enrolment import Enrolment
+from coordinator.init_command import issue_server_certificate
 from coordinator.job_machine import JobState
 from coordinator.job_threads import JobThreads
 from coordinator.membership_store import MembershipStore
@@ -45,6 +47,7 @@ from coordinator.views import (
     ValidationView,
 )
 from federation import contract, flower, plan
+from federation.certificates import renewal_due
 from federation.edge.clock import Clock
 from federation.edge.files import HomeLock
 from federation.edge.homes import CoordinatorHome
@@ -65,6 +68,8 @@ from federation.messages import (
     decode_body,
 )
 
+CERTIFICATE_LOOK_S: Final = 3600.0
+"""How often the coordinator looks at the end of its own certificate."""
 STOP_WAIT_S: Final = 30.0
 """How long an orderly stop waits for a job that is just writing a model."""
 
@@ -160,8 +165,8 @@ class CoordinatorService:
             send=self.link.send,
             new_message_id=self.link.message_ids.next,
         )
-        self._charter_watch = threading.Event()
-        self._charters = threading.Thread(target=self._watch_charter, name="charter", daemon=True)
+        self._stopping = threading.Event()
+        self._housekeeper = threading.Thread(target=self._keep_house, name="housekeeping", daemon=True)
         self._started = False
         self._closed = False
 
@@ -176,7 +181,7 @@ class CoordinatorService:
         self._store.presence.everyone_is_lost()
         port = self.link.start()
         self._conductor.start(self._threads)
-        self._charters.start()
+        self._housekeeper.start()
         self._started = True
         self.log.info("coordinator.started")
         return port
@@ -190,7 +195,7 @@ class CoordinatorService:
         if self._closed:
             return
         self._closed = True
-        self._charter_watch.set()
+        self._stopping.set()
         self._conductor.stop()
         left = self._threads.stop(timeout_s=0.2 if at_once else STOP_WAIT_S)
         if self._started:
@@ -491,21 +496,39 @@ class CoordinatorService:
         files = self.home.credentials()
         return ServerTls(key_pem=files.private_key, certificate_pem=files.certificate, authority_pem=files.authority)
 
-    def _watch_charter(self) -> None:
-        """Send a charter epoch that a command puts in force to every site that attends, and judge sites anew."""
+    def _keep_house(self) -> None:
+        """Once a second: send new charter epochs to sites that attend; once an hour: look at the certificate."""
         signed = self.membership.charter()
         epoch = 0 if signed is None else signed.charter.epoch
-        while not self._charter_watch.wait(1.0):
+        look_again_s = 0.0
+        while not self._stopping.wait(1.0):
             try:
-                found = self.membership.charter()
-                if found is None or found.charter.epoch == epoch:
-                    continue
-                for state in self.link.site_states():
-                    if self.link.connected(state.site):
-                        self._reception.send_charters(SiteId(state.site), epoch)
-                epoch = found.charter.epoch
+                epoch = self._send_new_epochs(epoch)
+                if self.clock.monotonic_s() >= look_again_s:
+                    look_again_s = self.clock.monotonic_s() + CERTIFICATE_LOOK_S
+                    self.renew_certificate()
             except (ConfideError, DBAPIError) as problem:
-                self.log.internal("charter.failed", problem)
+                self.log.internal("housekeeping.failed", problem)
+
+    def _send_new_epochs(self, epoch: int) -> int:
+        """Send every epoch after `epoch`, which a command has put in force, and return the newest one's number."""
+        found = self.membership.charter()
+        if found is None or found.charter.epoch == epoch:
+            return epoch
+        for state in self.link.site_states():
+            if self.link.connected(state.site):
+                self._reception.send_charters(SiteId(state.site), epoch)
+        return found.charter.epoch
+
+    def renew_certificate(self) -> bool:
+        """Renew the coordinator's own certificate where that is due, without a restart; return whether it was."""
+        before = timedelta(seconds=self.configuration.certificates.renew_before_s)
+        if not renewal_due(self.home.certificate(), now=self.clock.now(), before=before):
+            return False
+        issue_server_certificate(self.home, self.configuration, self.clock)
+        self.link.reload_tls()
+        self.log.info("certificate.renewed")
+        return True
 
 
 def _file(name: str, path: Path) -> ResultFile:
