@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from federation.messages import EvaluationCounts, SiteId
+from privacy.releases.evaluation import BINS_CHARGED, BINS_PUBLIC
 
-BINS: Final = 16
-"""Equal bins of the score in [0, 1], by true class, that every site counts in."""
+BINS: Final[Mapping[str, int]] = {"charged": BINS_CHARGED, "public": BINS_PUBLIC, "exact": BINS_PUBLIC}
+"""Equal bins of the score in [0, 1], by true class, that every site counts in: few where each costs noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,9 @@ def misfit(counts: EvaluationCounts, *, release: str) -> str:
     """Return why a site's figures can't be added, or nothing."""
     if counts.release != release:
         return f"figures are {counts.release}, expected {release}"
-    if not counts.bins == len(counts.positives) == len(counts.negatives) == BINS:
-        return f"figures have {counts.bins} bins, expected {BINS}"
+    expected = BINS[release]
+    if not counts.bins == len(counts.positives) == len(counts.negatives) == expected:
+        return f"figures have {counts.bins} bins, expected {expected}"
     if not math.isfinite(float.fromhex(counts.loss_sum)):
         return "the loss is not finite"
     return ""
@@ -41,8 +43,8 @@ def total(counts: Mapping[SiteId, EvaluationCounts]) -> Totals:
     """Return the sum of figures that fit each other, in the order of site ids."""
     ordered = [counts[site] for site in sorted(counts)]
     return Totals(
-        positives=tuple(sum(found.positives[place] for found in ordered) for place in range(BINS)),
-        negatives=tuple(sum(found.negatives[place] for found in ordered) for place in range(BINS)),
+        positives=tuple(map(sum, zip(*(found.positives for found in ordered), strict=True))),
+        negatives=tuple(map(sum, zip(*(found.negatives for found in ordered), strict=True))),
         loss_sum=math.fsum(float.fromhex(found.loss_sum) for found in ordered),
         sites_count=len(ordered),
     )
@@ -67,7 +69,8 @@ def _accuracy(totals: Totals) -> float | None:
     units = sum(totals.positives) + sum(totals.negatives)
     if units <= 0:
         return None
-    right = sum(totals.negatives[: BINS // 2]) + sum(totals.positives[BINS // 2 :])
+    half = len(totals.positives) // 2
+    right = sum(totals.negatives[:half]) + sum(totals.positives[half:])
     return _within(right / units)
 
 

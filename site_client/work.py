@@ -34,7 +34,7 @@ from privacy.dpsgd.preflight import preflight
 from privacy.dpsgd.step import noisy_round
 from privacy.errors import StateChanged
 from privacy.noise.keystream import StepStreams
-from privacy.releases.evaluation import BINS_CHARGED, LOSS_SCALE, Scores, charged_counts, exact_counts
+from privacy.releases.evaluation import LOSS_SCALE, Scores, charged_counts, exact_counts
 from site_client import offers
 from site_client.accelerators import choose_device, describe, release_memory
 from site_client.data.loader import OpenedData, open_dataset
@@ -288,10 +288,10 @@ class JobWork:
             counts = charged_counts(scores, loss_clamp=LOSS_CLAMP, noise_multiplier=self._evaluations.noise_multiplier)
             self._pipe.say(LeaseDone(steps=1))
         else:
-            counts = exact_counts(scores, loss_clamp=LOSS_CLAMP, bins=BINS_CHARGED)
+            counts = exact_counts(scores, loss_clamp=LOSS_CLAMP)
         return EvaluationCounts(
             release=evaluate.release,
-            bins=BINS_CHARGED,
+            bins=len(counts.histogram[0]),
             negatives=counts.histogram[0],
             positives=counts.histogram[1],
             loss_sum=(counts.loss_sum / LOSS_SCALE * counts.loss_clamp).hex(),

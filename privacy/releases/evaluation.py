@@ -23,7 +23,7 @@ from privacy.noise.keystream import KeyRoot, Purpose
 
 CLASSES: Final = 2
 BINS_CHARGED: Final = 16
-BINS_PUBLIC: Final = 4096
+BINS_PUBLIC: Final = 1024
 LOSS_SCALE: Final = 1024
 """The clamped loss of a unit is an integer of 0 … 1024, for 0 … `loss_clamp`."""
 
