@@ -173,7 +173,7 @@ def prepare(
     from federation.edge.files import write_whole
     from federation.messages import SiteId
     from site_client.flower_client import make_virtual_app
-    from site_client.virtual_rows import RowFiles
+    from site_client.virtual_files import RowFiles
     from site_client.virtual_sites import FILE, VirtualJob, VirtualSites, declared_units
 
     folder = Path(order.folder)

@@ -1,4 +1,4 @@
-"""The rows of all virtual sites of a simulation: divided among the sites, and in files that every worker maps.
+"""The rows of virtual sites, and how given ones are divided among them. Pure.
 
 A data set that is given is divided by units, so that nobody is at two sites: the units, in an order that the plan's
 seed fixes, are dealt out one by one, those to train on and the held-out ones each for themselves. Every site so gets
@@ -6,20 +6,16 @@ the same number of each, or one more.
 """
 
 import hashlib
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from federation.edge.files import write_whole
 from federation.errors import InvalidInput
 
 TOO_FEW_UNITS: Final = "CFD-J17"
-_INDEX: Final = "sites.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,38 +58,3 @@ def divide(rows: Rows, sites: Sequence[str], *, seed: int) -> Iterator[tuple[str
 
 def _place(seed: int, unit: int) -> bytes:
     return hashlib.sha256(f"confide-partition/v1\n{seed}\n{unit}".encode()).digest()
-
-
-class RowFiles:
-    """The rows of all virtual sites in a folder; a site's are read by mapping, so that they cost no memory twice."""
-
-    def __init__(self, folder: Path) -> None:
-        self._index: Final[Mapping[str, tuple[int, int]]] = {
-            site: (start, stop) for site, (start, stop) in json.loads((folder / _INDEX).read_bytes()).items()
-        }
-        self._all: Final = Rows(*(_mapped(folder, name) for name in ("features", "labels", "units", "held_out")))
-
-    @classmethod
-    def write(cls, folder: Path, parts: Iterator[tuple[str, Rows]]) -> "RowFiles":
-        """Write the rows of all sites to `folder`, which is made, and return them as read from there."""
-        folder.mkdir(mode=0o700)
-        index: dict[str, tuple[int, int]] = {}
-        every: list[Rows] = []
-        start = 0
-        for site, rows in parts:
-            index[site] = (start, start + len(rows.labels))
-            start += len(rows.labels)
-            every.append(rows)
-        for name in ("features", "labels", "units", "held_out"):
-            np.save(folder / f"{name}.npy", np.concatenate([getattr(rows, name) for rows in every]), allow_pickle=False)
-        write_whole(folder / _INDEX, json.dumps(index).encode())
-        return cls(folder)
-
-    def site(self, name: str) -> Rows:
-        """Return one site's rows, copied from the mapped files."""
-        start, stop = self._index[name]
-        return self._all.take(np.arange(start, stop))
-
-
-def _mapped(folder: Path, name: str) -> Any:
-    return np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)

@@ -31,7 +31,7 @@ class VirtualJob(BaseModel):
         plan: The plan's canonical bytes.
         contract: The contract's canonical bytes.
         coordinator: The simulated coordinator's identity key.
-        rows: Folder of the rows (`virtual_rows.RowFiles`).
+        rows: Folder of the rows (`virtual_files.RowFiles`).
         releases: Folder where the coordinator's releases and means lie under their roots.
         updates: Folder where sites put their updates.
         scratch: Folder for the workers' own files.

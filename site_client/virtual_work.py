@@ -32,8 +32,9 @@ from site_client.lineage import Followed
 from site_client.store import Applied
 from site_client.trainer import WorkEnded
 from site_client.trainer_messages import Begin, Failed, Line, ReceiptSource, Setup
+from site_client.virtual_files import RowFiles
 from site_client.virtual_ledger import NO_BUDGET, Charged, Use, VirtualLedger
-from site_client.virtual_rows import RowFiles, Rows
+from site_client.virtual_rows import Rows
 from site_client.virtual_sites import VirtualJob, declared_units
 from site_client.work import JobWork
 

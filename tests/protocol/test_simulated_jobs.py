@@ -18,7 +18,7 @@ from federation import flower, server_step
 from federation import plan as plans
 from federation.models import layout
 from federation.tensors import TensorFile, make_update, state_digest, weighted_mean, write_tensors
-from site_client.virtual_rows import RowFiles
+from site_client.virtual_files import RowFiles
 from tests.support.plans import REMOVE, document
 from tests.support.simulated import Simulated
 from tests.support.virtual_engine import an_order

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from federation.errors import InvalidInput
+from site_client.virtual_files import RowFiles
 from site_client.virtual_ledger import Charged, VirtualLedger
-from site_client.virtual_rows import RowFiles, Rows, divide
+from site_client.virtual_rows import Rows, divide
 from site_client.virtual_sites import declared_units
 
 
