@@ -289,9 +289,12 @@ def _add_plans(app: FastAPI, service: CoordinatorService, authenticate: Callable
         found = service.resolve(body.plan.encode(), contract=_contract(body.contract))
         return ResolvedView(plan=found.data.hex(), digest=found.digest, contract=found.contract.decode("utf-8"))
 
-    @app.post(f"{PREFIX}/plans/preview", dependencies=[_permission("preview", authenticate)])
-    def preview(body: PlanRequest) -> tuple[PreviewView, ...]:
-        return service.previews(body.plan.encode(), body.sites, contract=_contract(body.contract))
+    @app.post(f"{PREFIX}/plans/preview")
+    def preview(
+        body: PlanRequest, caller: Annotated[Caller, _permission("preview", authenticate)]
+    ) -> tuple[PreviewView, ...]:
+        contract = _contract(body.contract)
+        return service.previews(body.plan.encode(), body.sites, submitter=caller.name, contract=contract)
 
     @app.get(f"{PREFIX}/identity", dependencies=[_permission("sites", authenticate)])
     def identity() -> IdentityView:

@@ -243,10 +243,11 @@ class CoordinatorService:
         text: bytes,
         sites: Sequence[str] | None = None,
         *,
+        submitter: str,
         contract: bytes | None = None,
         timeout_s: float | None = None,
     ) -> tuple[PreviewView, ...]:
-        """Ask sites (None: all invited) what they would answer to a plan; nothing is reserved or promised."""
+        """Ask sites (None: all invited) what they would answer if `submitter` signed the plan; nothing is promised."""
         resolved = self.resolve(text, contract=contract)
         wanted = sorted(resolved.plan.sites.invite if sites is None else sites)
         unknown = sorted(set(wanted) - set(resolved.plan.sites.invite))
@@ -256,7 +257,10 @@ class CoordinatorService:
         for site in wanted:
             if self.link.connected(site):
                 request = PreviewRequest(
-                    message_id=self.link.message_ids.next(), plan=resolved.data.hex(), contract=resolved.contract.hex()
+                    message_id=self.link.message_ids.next(),
+                    plan=resolved.data.hex(),
+                    contract=resolved.contract.hex(),
+                    submitter=submitter,
                 )
                 self._previews.expect(request.message_id)
                 requests[site] = self.link.send(site, request)

@@ -161,11 +161,15 @@ class Answer(Body):
 
 
 class PreviewRequest(Body):
-    """`job validate` asks a site what it would answer; nothing is reserved, parked or promised."""
+    """`job validate` asks a site what it would answer; nothing is reserved, parked or promised.
+
+    `submitter` is who would sign the plan; nobody has, so a site answers as if they had.
+    """
 
     message_id: Token
     plan: HexBytes
     contract: HexBytes
+    submitter: Token
 
 
 class PreviewReply(Body):

@@ -185,7 +185,7 @@ class Daemon:
             case Offer():
                 self._book.offer(body)
             case PreviewRequest():
-                self._out.send(self._desk.preview(body, submitter="preview"), keep=False)
+                self._out.send(self._desk.preview(body), keep=False)
             case PhaseRequest():
                 self._book.phase(body)
             case JobControl():

@@ -51,12 +51,12 @@ class Desk:
 
     # --- offers -----------------------------------------------------------------------------------------------
 
-    def preview(self, request: PreviewRequest, *, submitter: str) -> PreviewReply:
+    def preview(self, request: PreviewRequest) -> PreviewReply:
         """Return what the site would answer now; nothing is reserved, parked or recorded as an offer."""
         submission = Submission(
             plan=bytes.fromhex(request.plan),
             contract=bytes.fromhex(request.contract),
-            submitter=submitter,
+            submitter=request.submitter,
             vouched=False,
             signature=None,
         )

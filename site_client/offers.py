@@ -157,9 +157,9 @@ def submitter_of(submission: Submission, known: Known) -> bytes:
 
 
 def _read(submission: Submission, known: Known) -> Plan:
+    key = submitter_of(submission, known)
     if submission.signature is None:
         return plans.decode(submission.plan)
-    key = submitter_of(submission, known)
     try:
         return plans.check(submission.plan, public_key=key, signature=submission.signature)
     except NotAuthenticated:

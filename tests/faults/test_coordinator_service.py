@@ -361,7 +361,7 @@ def test_previews_ask_only_sites_that_are_there(house: House, join: Join) -> Non
     join("north", decision=Decision.REFUSED)
     service = house.service
     assert service is not None
-    found = {view.site: view for view in service.previews(plan_text(SITES))}
+    found = {view.site: view for view in service.previews(plan_text(SITES), submitter="alice")}
     assert found["mercy"].decision == "accepted"
     assert found["mercy"].epsilon == 1.25
     assert found["north"].decision == "refused"

@@ -111,6 +111,7 @@ def test_a_preview_promises_nothing(rig: SiteRig) -> None:
             message_id=rig.coordinator.server.message_ids.next(),
             plan=canonical_bytes(plan).hex(),
             contract=site_data.contract_bytes().hex(),
+            submitter="alice",
         )
     )
     reply = rig.coordinator.next(PreviewReply)
