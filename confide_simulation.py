@@ -7,6 +7,7 @@ the rows of the virtual sites, their answers to the offer, and what they share, 
 
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,7 +108,7 @@ class Course:
     say: Callable[[simulation.Line], None]
     clock: "Clock"
     begun_s: float
-    is_over: bool = field(default=False, init=False)
+    _over: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def up(self) -> None:
         """Say that the rounds begin."""
@@ -121,10 +122,9 @@ class Course:
         )
 
     def over(self, problem: BaseException | None) -> None:
-        """Say how the simulation ended, after what came of it is in the folder for what stays."""
-        if self.is_over:
+        """Say how the simulation ended, once what stays is in its folder; the first word counts."""
+        if not self._over.acquire(blocking=False):
             return
-        self.is_over = True
         if problem is not None:
             try:
                 self.job.fail(getattr(problem, "code", "CFD-J12"))
@@ -212,6 +212,7 @@ def run(order: Order, *, alone: bool, say: Callable[[simulation.Line], None]) ->
     from federation import flower
     from federation.edge.clock import SystemClock
     from federation.edge.logs import open_log
+    from federation.errors import OutOfOrder
 
     clock = SystemClock()
     begun_s = clock.monotonic_s()
@@ -240,6 +241,7 @@ def run(order: Order, *, alone: bool, say: Callable[[simulation.Line], None]) ->
             engine_folder=order.engine_folder,
             course=course,
         )
+        course.over(OutOfOrder("CFD-J12", "the simulation engine ended before the rounds did"))
     except Exception as problem:  # noqa: BLE001 (as above)
         log.internal("simulation.failed", problem)
         course.over(problem)

@@ -36,7 +36,7 @@ usage: confide job simulate PLAN [options]
 The coordinator's round loop and the sites' training are those of production, on Flower's simulation engine (Ray):
 the same quorum and deadlines, the same clipping and noise, the same checks. There is no link, no policy, no real
 budget, and no data set is opened: rows are made up from the contract's public ranges and categories, with a label
-that depends on them, unless --data gives some to divide among the sites.
+that depends on them, unless --data gives some to divide among the sites. Virtual sites train on the CPU.
 
   PLAN             the plan's file
   --sites N        virtual sites, 1 to 4096 (default: those that the plan invites); the quorum keeps its share
@@ -87,7 +87,7 @@ def _options(arguments: list[str]) -> argparse.Namespace | None:
     parser.add_argument("--split")
     parser.add_argument("--held-out", type=float, default=0.2)
     parser.add_argument("--units", type=int)
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--workers", type=int, default=_cpus())
     parser.add_argument("--up-s", type=float, default=DEFAULT_UP_S)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--format", choices=("table", "json"), default="table")
@@ -96,6 +96,11 @@ def _options(arguments: list[str]) -> argparse.Namespace | None:
         return None
     _check(options)
     return options
+
+
+def _cpus() -> int:
+    """Return how many CPUs this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -162,13 +162,16 @@ class SimulationProcess:
     def end(self, *, patience_s: float) -> None:
         """Wait for every process of the simulation, and end those that don't end by themselves.
 
+        Args:
+            patience_s: How long they may take; then the pipe is closed, which ends the first of them.
+
         Raises:
             OutOfOrder: CFD-J12, a process can't be killed; its id is named.
         """
+        left = self._wait_until_gone(patience_s)
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
-        left = self._wait_until_gone(patience_s)
         for number, wait_s in ((signal.SIGTERM, TERM_S), (signal.SIGKILL, KILL_S)):
             if not left:
                 break
@@ -259,18 +262,28 @@ def go_alone() -> bool:
     """Leave the machine's network for one of this process's own with loopback only; return whether that was possible.
 
     Works on Linux where an account may make user namespaces, in a process without other threads; `unshare(2)`. Every
-    process started from here on is inside.
+    process started from here on is inside. A kernel may allow the beginning and not the end, so a child tries first.
     """
-    user, group = os.getuid(), os.getgid()
-    try:
-        library = ctypes.CDLL(None, use_errno=True)
-        if library.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
-            return False
-    except (OSError, AttributeError):
+    child = os.fork()
+    if child == 0:
+        try:
+            _enter_own_network()
+        except BaseException:  # noqa: BLE001 (a forked child ends here, whatever it met)
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(child, 0)[1] != 0:
         return False
+    _enter_own_network()
+    return True
+
+
+def _enter_own_network() -> None:
+    user, group = os.getuid(), os.getgid()
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "unshare")
     for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
         (_PROCESSES / "self" / name).write_text(text)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         flags = struct.unpack("16sh14x", fcntl.ioctl(any_socket, _SIOCGIFFLAGS, struct.pack("16sh14x", b"lo", 0)))[1]
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | _IFF_UP))
-    return True

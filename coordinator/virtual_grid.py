@@ -223,6 +223,8 @@ def simulated_app(
             nodes = grid.wait_for(sites, workers=workers, up_s=up_s)
             course.up()
             make_server_app(work, nodes)(grid, context)
+        except Interrupted:
+            return  # whoever stopped it says why
         except BaseException as problem:  # noqa: BLE001 (whatever ends the rounds is told; the engine would print it)
             course.over(problem)
         else:

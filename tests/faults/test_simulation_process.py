@@ -1,5 +1,6 @@
 """A simulation's process that dies, babbles, or leaves others behind: what whoever started it sees and does."""
 
+import json
 import os
 import signal
 import subprocess
@@ -131,8 +132,63 @@ def test_a_simulation_ends_when_whoever_started_it_is_gone(start, tmp_path):
     """
     process = start(code)
     wait_for(tmp_path / "ids")
-    process.end(patience_s=10)  # closes the pipe, and waits without a signal
+    process._process.stdin.close()  # as the kernel does when that process dies
+    process.end(patience_s=10)  # waits, without a signal
     assert process._process.returncode == 0
+
+
+def test_a_process_that_ends_by_itself_is_left_to_it(start, tmp_path):
+    code = f"""
+        import os, time
+        from coordinator.simulation_process import Voice
+        voice = Voice()
+        voice.order()
+        voice.end_with_parent()
+        from coordinator.simulation import Broken
+        voice.say(Broken(code="CFD-J11", message="m", hint="h"))
+        time.sleep(1)
+        open({str(tmp_path / "ended")!r}, "w").write("in order")
+    """
+    with start(code) as process:
+        list(process.lines())
+    assert (tmp_path / "ended").read_text() == "in order"
+    assert process._process.returncode == 0
+
+
+def test_a_network_of_its_own_has_loopback_and_nothing_else(start, tmp_path):
+    possible = subprocess.run(["unshare", "--user", "--net", "true"], capture_output=True).returncode == 0
+    code = f"""
+        import json, socket
+        from coordinator.simulation_process import go_alone
+        alone = go_alone()
+        names = [name for _, name in socket.if_nameindex()]
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname()).close()
+        open({str(tmp_path / "network")!r}, "w").write(json.dumps([alone, names]))
+        {BROKEN}
+    """
+    with start(code) as process:
+        list(process.lines())
+    alone, names = json.loads((tmp_path / "network").read_text())
+    assert alone == possible
+    assert not alone or names == ["lo"]
+
+
+def test_a_kernel_that_refuses_leaves_the_process_where_it_was(start, tmp_path):
+    code = f"""
+        import socket
+        from coordinator import simulation_process
+        def refuses():
+            raise OSError(1, "unshare")
+        simulation_process._enter_own_network = refuses
+        before = socket.if_nameindex()
+        alone = simulation_process.go_alone()
+        open({str(tmp_path / "network")!r}, "w").write(str((alone, socket.if_nameindex() == before)))
+        {BROKEN}
+    """
+    with start(code) as process:
+        list(process.lines())
+    assert (tmp_path / "network").read_text() == "(False, True)"
 
 
 def test_an_interrupt_ends_everything_without_patience(start, tmp_path):

@@ -5,6 +5,7 @@ as a plain loop over sites and rounds does. `tests/end_to_end/test_simulation.py
 """
 
 import json
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +13,17 @@ import pytest
 
 import confide_simulation
 from coordinator import simulation
-from coordinator.simulation import Broken, GivenData, Up
+from coordinator.simulation import Broken, GivenData, Happened, Up
 from federation import contract as contracts
 from federation import flower, server_step
 from federation import plan as plans
+from federation.errors import OutOfOrder
 from federation.models import layout
 from federation.tensors import TensorFile, make_update, state_digest, weighted_mean, write_tensors
 from site_client.virtual_files import RowFiles
 from tests.support.plans import REMOVE, document
 from tests.support.simulated import Simulated
-from tests.support.virtual_engine import an_order
+from tests.support.virtual_engine import InProcessEngine, an_order
 
 CONTRACT = contracts.DataContract.model_validate_json(
     json.dumps(
@@ -292,6 +294,39 @@ def test_an_error_of_our_own_is_told_without_its_text(tmp_path, monkeypatch):
     plan = simulation.simulated_plan(plans.from_document(document(**PLAIN)), CONTRACT)
     confide_simulation.run(an_order(plan, CONTRACT, tmp_path / "run"), alone=True, say=said.append)
     assert said == [Broken(code="CFD-J12", message="the simulation met an error (ValueError)", hint="")]
+
+
+def a_run_on(engine, tmp_path, monkeypatch):
+    from coordinator import virtual_grid
+
+    monkeypatch.setattr(virtual_grid.flower, "run_virtual_nodes", engine)
+    said = []
+    plan = simulation.simulated_plan(plans.from_document(document(**PLAIN)), CONTRACT)
+    confide_simulation.run(an_order(plan, CONTRACT, tmp_path / "run"), alone=True, say=said.append)
+    return said
+
+
+def test_an_engine_that_ends_before_the_rounds_is_an_error(tmp_path, monkeypatch):
+    said = a_run_on(lambda *_, **__: None, tmp_path, monkeypatch)
+    assert isinstance(said[-1], Broken)
+    assert (said[-1].code, "before the rounds did" in said[-1].message) == ("CFD-J12", True)
+
+
+def test_when_the_engine_breaks_its_own_error_is_told_and_the_rounds_stop(tmp_path, monkeypatch):
+    threads = []
+
+    def breaks(app, client_app, *, nodes_count, backend):
+        engine = InProcessEngine(client_app, 0)  # no node ever comes up
+        threads.append(threading.Thread(target=app, args=(engine, flower.context_for("simulation", "coordinator"))))
+        threads[0].start()
+        raise OutOfOrder("CFD-J12", "the simulation engine ended with an error")
+
+    said = a_run_on(breaks, tmp_path, monkeypatch)
+    threads[0].join(20)
+    assert not threads[0].is_alive()
+    assert [line.message for line in said if isinstance(line, Broken)] == ["the simulation engine ended with an error"]
+    failed = [line.event for line in said if isinstance(line, Happened) and line.event.name == "job.failed"]
+    assert [event.fields["reason"] for event in failed] == ["CFD-J12"]
 
 
 def test_a_release_that_was_changed_on_the_way_is_refused_by_every_site(tmp_path, monkeypatch):
