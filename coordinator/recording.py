@@ -97,8 +97,8 @@ class AuditRecorder:
         )
 
     def submission_refused(self, plan_digest: str, code: str, actor: events.Actor) -> None:
-        """A signed plan was refused."""
-        self._log.submit(
+        """A signed plan was refused; durable on return."""
+        self._log.append(
             events.JobValidated(
                 id=self._log.new_id(),
                 decision="refused",

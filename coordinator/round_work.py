@@ -431,15 +431,16 @@ class RoundWork:
         if plan is None or not self._is_evaluated(attempt) or release.metrics is not None:
             return
         counts: dict[SiteId, EvaluationCounts] = {}
+        bad: dict[SiteId, str] = {}
         missing = set(asked)
         for kept in self._replies(attempt, Phase.EVALUATE) if self._resumed else ():
             missing.discard(kept.site)
-            self._add(counts, kept.site, _reply_of(kept), plan.release)
+            _add(counts, bad, kept.site, _reply_of(kept), plan.release)
         while missing and (outcome := next(heard, None)) is not None:
             missing.discard(outcome.site)
             if outcome.reply is not None:
                 self._keep(outcome)
-                self._add(counts, outcome.site, outcome.reply, plan.release)
+                _add(counts, bad, outcome.site, outcome.reply, plan.release)
             else:
                 self._missed(attempt, outcome.site, Phase.EVALUATE, lost=outcome.silence is Silence.LOST)
         names: list[str] = list(plan.metrics)
@@ -449,17 +450,15 @@ class RoundWork:
         at = (attempt.round.number, attempt.round.attempt)
         document = canonical.encode({name: None if value is None else value.hex() for name, value in found.items()})
         self._recorder.evaluated(self.job, *at, document, names)
-        self._store.releases.save_metrics(self.job, release.step, at=at, metrics=found)
+        facts = [
+            ("site.bad", {"round": at[0], "site": site, "reason": f"evaluation, {why}"}) for site, why in bad.items()
+        ]
+        self._store.releases.save_metrics(self.job, release.step, at=at, metrics=found, facts=facts)
         self._newest_release = replace(release, metrics=found)
 
     def _missed(self, attempt: AttemptRecord, site: SiteId, phase: Phase, *, lost: bool) -> None:
         code = "CFD-R09" if lost else "CFD-R08"
         self._recorder.site_missed(attempt, site, phase.value, code=code, lost=lost)
-
-    def _add(self, counts: dict[SiteId, EvaluationCounts], site: SiteId, reply: PhaseReply, release: str) -> None:
-        figures = reply.evaluation
-        if reply.outcome is Outcome.DONE and figures is not None and not evaluation.misfit(figures, release=release):
-            counts[site] = figures
 
     # --- 9: close ---------------------------------------------------------------------------------------------
 
@@ -610,6 +609,20 @@ def _reply_of(kept: ReplyRecord) -> PhaseReply:
     if not isinstance(body, PhaseReply):
         raise OutOfOrder("CFD-G01", "a stored reply is no reply")
     return body
+
+
+def _add(
+    counts: dict[SiteId, EvaluationCounts], bad: dict[SiteId, str], site: SiteId, reply: PhaseReply, release: str
+) -> None:
+    """Put a site's figures among `counts`, or the reason why they can't be added among `bad`."""
+    if reply.outcome is Outcome.FAILED or reply.evaluation is None:
+        bad[site] = _failure(reply)
+        return
+    why = evaluation.misfit(reply.evaluation, release=release)
+    if why:
+        bad[site] = why
+    else:
+        counts[site] = reply.evaluation
 
 
 def _failure(reply: PhaseReply) -> str:

@@ -8,8 +8,9 @@ import pytest
 
 from coordinator.job_machine import JobState
 from coordinator.round_machine import RoundState
+from coordinator.round_work import Heard
 from coordinator.site_machine import SiteState
-from federation.messages import Phase, Release, decode_body
+from federation.messages import EvaluationCounts, Phase, PhaseRequest, Release, SiteId, decode_body
 from tests.support.rounds import Bench, Script, fails, is_late, is_lost, scores, trains
 
 TRAIN = Phase.TRAIN
@@ -207,6 +208,27 @@ def test_with_fewer_scores_than_the_quorum_no_metric_is_made_known(tmp_path: Pat
     bench = Bench(tmp_path, acts, more=EVALUATE)
     assert bench.run().job.state is JobState.COMPLETED
     assert bench.releases()[1].metrics == {"accuracy": None, "auc": None, "loss": None}
+
+
+def test_figures_that_do_not_fit_are_left_out_and_their_site_is_named(tmp_path: Path) -> None:
+    def coarse(bench: Bench, request: PhaseRequest, site: SiteId) -> Heard:
+        whole = bench.scored(request, {15: 5}, {15: 5}, 1.0)
+        counts = EvaluationCounts(release="public", bins=2, positives=(0, 5), negatives=(0, 5), loss_sum="0x0.0p+0")
+        return Heard(site, whole.model_copy(update={"evaluation": counts}))
+
+    acts = Script(
+        {
+            (TRAIN, None, None, None): trains(1.0),
+            (Phase.EVALUATE, None, None, "a"): coarse,
+            (Phase.EVALUATE, None, None, None): scores({15: 1}, {0: 1}),
+        }
+    )
+    bench = Bench(tmp_path, acts, more=EVALUATE)
+    bench.run()
+    assert bench.releases()[1].metrics == {"accuracy": 1.0, "auc": 1.0, "loss": 0.5}
+    bad = next(found for found in bench.store.jobs.events(bench.job) if found.name == "site.bad")
+    assert bad.fields["site"] == "a"
+    assert bad.fields["reason"].startswith("evaluation, figures have 2 bins, expected ")
 
 
 def test_evaluation_happens_every_n_rounds(tmp_path: Path) -> None:

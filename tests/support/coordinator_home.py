@@ -16,6 +16,7 @@ import numpy as np
 from audit import storage
 from audit.entry import read_frame
 from coordinator import membership_home
+from coordinator.evaluation import BINS
 from coordinator.init_command import init
 from coordinator.membership_store import PutMember, PutPerson
 from coordinator.service import CoordinatorService, open_service
@@ -318,9 +319,9 @@ class FakeSite:
         else:
             counts = EvaluationCounts(
                 release="public",
-                bins=16,
-                positives=(0,) * 15 + (3,),
-                negatives=(4,) + (0,) * 15,
+                bins=BINS["public"],
+                positives=(0,) * (BINS["public"] - 1) + (3,),
+                negatives=(4,) + (0,) * (BINS["public"] - 1),
                 loss_sum=(0.5).hex(),
             )
         return PhaseReply(

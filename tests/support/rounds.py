@@ -16,6 +16,7 @@ from sqlalchemy import Connection, event
 from sqlalchemy.engine import Engine
 
 from coordinator import job_machine
+from coordinator.evaluation import BINS
 from coordinator.migrations import bring_up
 from coordinator.model_registry import ModelRegistry
 from coordinator.records import AttemptRecord, JobRecord, NewJob, ReleaseRecord
@@ -125,7 +126,7 @@ def is_lost(bench: "Bench", request: PhaseRequest, site: SiteId) -> Heard:
 
 
 def scores(positives: Mapping[int, int], negatives: Mapping[int, int], loss: float = 1.0) -> Act:
-    """Return a site's act: counts by bin."""
+    """Return a site's act: counts by sixteenth of the score."""
     return lambda bench, request, site: Heard(site, bench.scored(request, positives, negatives, loss))
 
 
@@ -324,11 +325,13 @@ class Bench:
     def scored(
         self, request: PhaseRequest, positives: Mapping[int, int], negatives: Mapping[int, int], loss: float
     ) -> PhaseReply:
+        bins = BINS["public"]
+        wide = bins // 16  # the script speaks of sixteenths
         counts = EvaluationCounts(
             release="public",
-            bins=16,
-            positives=tuple(positives.get(place, 0) for place in range(16)),
-            negatives=tuple(negatives.get(place, 0) for place in range(16)),
+            bins=bins,
+            positives=tuple(0 if place % wide else positives.get(place // wide, 0) for place in range(bins)),
+            negatives=tuple(0 if place % wide else negatives.get(place // wide, 0) for place in range(bins)),
             loss_sum=float(loss).hex(),
         )
         return PhaseReply(
