@@ -59,15 +59,17 @@ def sites(connection: Connection, jobs: Sequence[str]) -> dict[str, dict[SiteId,
 
 def save_job(connection: Connection, before: JobRecord, after: Job, facts: Sequence[Fact], now_us: int) -> JobRecord:
     """Write what a job has become, with the events of the change, and return it."""
-    times: dict[str, int] = {}
-    if after.state is not before.job.state:
-        if after.state is JobState.OFFERED:
-            times["offered_us"] = now_us
-        if after.state is JobState.RUNNING and before.started_us is None:
-            times["started_us"] = now_us
-        if after.state in job_machine.ENDS:
-            times["ended_us"] = now_us
+    is_new_state = after.state is not before.job.state
+    offered_us, started_us, ended_us = before.offered_us, before.started_us, before.ended_us
+    if is_new_state and after.state is JobState.OFFERED:
+        offered_us = now_us
+    if is_new_state and after.state is JobState.RUNNING and started_us is None:
+        started_us = now_us
+    if is_new_state and after.state in job_machine.ENDS:
+        ended_us = now_us
+    if is_new_state:
         facts = [*facts, (f"job.{after.state}", {"reason": after.reason} if after.reason else {})]
+    times = {"offered_us": offered_us, "started_us": started_us, "ended_us": ended_us}
     connection.execute(_SAVE_JOB, {"job_id": before.id, **rows.job_values(after), **times})
     moved = [
         {"job_id": before.id, "site_id": site, **rows.site_values(standing)}
@@ -77,7 +79,7 @@ def save_job(connection: Connection, before: JobRecord, after: Job, facts: Seque
     if moved:
         connection.execute(_SAVE_SITE, moved)
     tell(connection, before.id, facts, now_us)
-    return replace(before, job=after, **times)
+    return replace(before, job=after, offered_us=offered_us, started_us=started_us, ended_us=ended_us)
 
 
 def attempt(connection: Connection, job_id: JobId, number: int, attempt: int) -> AttemptRecord | None:
