@@ -52,21 +52,6 @@ from federation.plan import Plan
 SUBMITTER: Final = "simulation"
 
 
-def _answered(job: Job, answers: Mapping[SiteId, Answer], now_us: int) -> Job:
-    """Return what the job is once every site has answered its offer."""
-    job, _ = job_machine.step(job, job_machine.Admitted())
-    for site, answer in answers.items():
-        if job.state is not JobState.OFFERED:
-            break  # so many refused that there is no quorum any more
-        event = SiteEvent.ACCEPT if answer.decision is Decision.ACCEPTED else SiteEvent.REFUSE
-        job, _ = job_machine.step(job, job_machine.SiteAnswered(site, event, tuple(_reasons(answer)), now_us))
-    return job
-
-
-def _reasons(answer: Answer) -> list[str]:
-    return [f"{reason.code}: {reason.text}" for reason in answer.reasons]
-
-
 class Depot:
     """Where blobs change hands between the coordinator and its virtual sites; see `virtual_grid.Depot`.
 
@@ -95,10 +80,11 @@ class Depot:
             reference = body.previous
 
     def take_in(self, file: str) -> None:
-        """Move an update that a virtual site put down into the coordinator's blobs."""
+        """Move an update that a virtual site put down, if it did, into the coordinator's blobs."""
         path = self.updates / Path(file).name
-        self._blobs.put_file(path)
-        path.unlink()
+        if path.is_file():
+            self._blobs.put_file(path)
+            path.unlink()
 
 
 class SimulatedJob:
@@ -282,3 +268,18 @@ class SimulatedJob:
         bodies = [decode_body("phase-reply", reply.body) for reply in replies if reply.body is not None]
         spent = [showing.rounded_up(body.epsilon) for body in bodies if isinstance(body, PhaseReply)]
         return max((epsilon for epsilon in spent if epsilon is not None), default=None)
+
+
+def _answered(job: Job, answers: Mapping[SiteId, Answer], now_us: int) -> Job:
+    """Return what the job is once every site has answered its offer."""
+    job, _ = job_machine.step(job, job_machine.Admitted())
+    for site, answer in answers.items():
+        if job.state is not JobState.OFFERED:
+            break  # so many refused that there is no quorum any more
+        event = SiteEvent.ACCEPT if answer.decision is Decision.ACCEPTED else SiteEvent.REFUSE
+        job, _ = job_machine.step(job, job_machine.SiteAnswered(site, event, tuple(_reasons(answer)), now_us))
+    return job
+
+
+def _reasons(answer: Answer) -> list[str]:
+    return [f"{reason.code}: {reason.text}" for reason in answer.reasons]

@@ -296,6 +296,32 @@ def test_an_error_of_our_own_is_told_without_its_text(tmp_path, monkeypatch):
     assert said == [Broken(code="CFD-J12", message="the simulation met an error (ValueError)", hint="")]
 
 
+def test_an_update_that_is_announced_and_not_there_is_a_bad_update_of_that_site(tmp_path, monkeypatch):
+    from coordinator.simulated_job import Depot
+
+    take_in = Depot.take_in
+
+    def loses_one(self, file):
+        if file.startswith("north-"):
+            (self.updates / file).unlink()
+        take_in(self, file)
+
+    monkeypatch.setattr(Depot, "take_in", loses_one)
+    found = simulated(tmp_path / "run", {**PLAIN, "rounds": 1})
+    (done,) = found.events("round.done")
+    assert list(done["late"]) == ["north"]
+    assert "not delivered" in done["late"]["north"]
+    assert found.result.state == "completed"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../coordinator.db", "/etc/passwd"])
+def test_a_name_of_an_update_leads_to_no_other_file(plain, name):
+    before = sorted(plain.folder.iterdir())
+    plain.job.depot.take_in(name)
+    assert sorted(plain.folder.iterdir()) == before
+    assert Path("/etc/passwd").exists()
+
+
 def a_run_on(engine, tmp_path, monkeypatch):
     from coordinator import virtual_grid
 
