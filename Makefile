@@ -42,9 +42,8 @@ lint: install-dev
 	$(BIN)/python deploy/check_layout.py
 	$(BIN)/python deploy/check_words.py
 
-# Tests that start processes are one group, so that they run one after another, in one worker, beside all others.
 test: lint
-	$(BIN)/pytest -n $(JOBS) --dist loadgroup -m "not slow" $(PYTEST)
+	$(BIN)/pytest -n $(JOBS) -m "not slow" $(PYTEST)
 
 coverage: install-dev
 	mkdir -p build

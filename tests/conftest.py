@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from sqlalchemy import make_url
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.support import postgres
 
@@ -20,9 +21,27 @@ WITHOUT_SOCKETS = ("unit", "properties", "protocol", "statistical", "vectors")
 TESTS = Path(__file__).parent
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
+class OneWorkerForProcesses(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives a worker whole files, and to one worker alone all that starts a federation's worth of processes.
+
+    Two such tests at once would starve each other's daemons on two cores. (xdist's own groups do nothing under
+    pytest 9.2.)
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "processes" if file.split("/")[1:2] == ["end_to_end"] else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> OneWorkerForProcesses:
+    """Hand out the tests by file, in the order in which they were collected."""
+    config.option.loadscopereorder = False
+    return OneWorkerForProcesses(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Switch sockets off where nothing may need one, and let one worker alone run what starts many processes.
+    """Switch sockets off where nothing may need one, and put first what takes longest, so that no worker ends alone.
 
     A test that means to open sockets is marked `enable_socket`. Unix sockets stay: the parties' own commands use them.
     """
@@ -30,8 +49,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(TESTS).parts[0]
         if folder in WITHOUT_SOCKETS and item.get_closest_marker("enable_socket") is None:
             item.add_marker(pytest.mark.disable_socket)
-        if item.get_closest_marker("process"):
-            item.add_marker(pytest.mark.xdist_group("processes"))
+    order = {"end_to_end": 0, "faults": 1, "statistical": 1}
+    items.sort(key=lambda item: order.get(item.path.relative_to(TESTS).parts[0], 2))
 
 
 def pytest_report_header() -> str:
