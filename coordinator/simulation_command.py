@@ -6,6 +6,7 @@ import importlib.util
 import os
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -66,7 +67,7 @@ def main(arguments: list[str]) -> int:
         return 0
     plan, contract = _documents(options)
     require_engine()
-    with _folders(options.out) as (folder, engine_folder, log):
+    with _orderly_end(), _folders(options.out) as (folder, engine_folder, log):
         order = _order(options, plan, contract, folder, engine_folder)
         _announce(options, plan)
         with SimulationProcess(order, variables=environment(), log=log, clock=SystemClock()) as process:
@@ -147,6 +148,20 @@ def _contract(plan: Path, named: Path | None, wanted: str) -> DataContract:
         if found.name == wanted:
             return found
     raise InvalidInput("CFD-J04", f"no contract called {wanted} beside the plan", hint="give --contract FILE")
+
+
+@contextlib.contextmanager
+def _orderly_end() -> Iterator[None]:
+    """Let SIGTERM end the block like an error does, so that processes and folders are gone afterwards."""
+
+    def end(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

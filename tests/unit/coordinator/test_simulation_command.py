@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import signal
+import tempfile
 from pathlib import Path
 from typing import ClassVar
 
@@ -81,7 +83,10 @@ class Process:
 
 
 @pytest.fixture
-def process(monkeypatch):
+def process(monkeypatch, tmp_path):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+
     class Fresh(Process):
         orders: ClassVar[list[Order]] = []
 
@@ -211,6 +216,20 @@ def test_no_folder_is_left_behind(plan, process):
     order = process.orders[0]
     assert not Path(order.folder).exists()
     assert not Path(order.engine_folder).exists()
+
+
+def test_a_request_to_end_leaves_no_folder_either(plan, process):
+    def asked_to_end(_self):
+        signal.raise_signal(signal.SIGTERM)
+        yield RESULT
+
+    process.lines = asked_to_end
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as found:
+        simulation_command.main([str(plan)])
+    assert found.value.code == 143
+    assert not Path(process.orders[0].folder).exists()
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_an_error_of_the_simulation_is_the_commands_own(plan, process):
