@@ -26,6 +26,7 @@ import flwr.app as _app  # noqa: E402 (only after `load_server` has checked that
 COORDINATOR_NODE: Final = 1
 ERROR_LATE: Final = 1001
 ERROR_LOST: Final = 1002
+ERROR_REFUSED: Final = 1003
 """Codes of the error messages that stand for a missing answer."""
 
 
@@ -161,6 +162,16 @@ class LinkGrid(_server.Grid):  # type: ignore[misc]
                     return True
         return False
 
+    def refuse(self, message_id: str, code: str) -> bool:
+        """Note that a site finally refused a request; return whether it was one of this grid's."""
+        with self._changed:
+            asked = self._asked.get(message_id)
+            if asked is None or asked.reply is not None:
+                return False
+            asked.reply = self._error(asked, message_id, ERROR_REFUSED, code)
+            self._changed.notify_all()
+            return True
+
     def interrupt(self) -> None:
         """Make whoever waits, now or later, stop waiting."""
         with self._changed:
@@ -206,7 +217,10 @@ class LinkGrid(_server.Grid):  # type: ignore[misc]
         with self._changed:
             asked = self._asked[message_id]
         lost = not self._post.connected(asked.site)
-        error = _app.Error(code=ERROR_LOST if lost else ERROR_LATE, reason="lost" if lost else "late")
+        return self._error(asked, message_id, ERROR_LOST if lost else ERROR_LATE, "lost" if lost else "late")
+
+    def _error(self, asked: _Asked, message_id: str, code: int, reason: str) -> Any:
+        """Return the message that stands for a site's missing answer."""
         metadata = asked.message.metadata
         answer = _app.Metadata(
             run_id=metadata.run_id,
@@ -219,7 +233,7 @@ class LinkGrid(_server.Grid):  # type: ignore[misc]
             ttl=0.0,
             message_type=metadata.message_type,
         )
-        return _app.Message(error=error, metadata=answer)
+        return _app.Message(error=_app.Error(code=code, reason=reason), metadata=answer)
 
     def _forget(self, message_id: str) -> None:
         with self._changed:
@@ -271,6 +285,8 @@ class GridExchange:
 
 
 def _heard(site: SiteId, answer: Any, *, is_stored: bool) -> Heard:
+    if answer.has_error() and answer.error.code == ERROR_REFUSED:
+        return Heard(site, None, refused=answer.error.reason)
     if answer.has_error():
         return Heard(site, None, Silence.LOST if answer.error.code == ERROR_LOST else Silence.LATE)
     try:

@@ -29,6 +29,10 @@ class Grid(Protocol):
         """Take in a site's reply, which is on disk."""
         ...
 
+    def refuse(self, message_id: str, code: str) -> bool:
+        """Note that a site finally refused a request."""
+        ...
+
     def interrupt(self) -> None:
         """Make whoever waits stop waiting."""
         ...
@@ -88,6 +92,12 @@ class JobThreads:
         with self._lock:
             known = self._running.get(job)
         return known is not None and known.grid.deliver(site, reply)
+
+    def refuse(self, message_id: str, code: str) -> bool:
+        """Tell the job that sent a request that its site finally refused it; return whether there is one."""
+        with self._lock:
+            grids = [known.grid for known in self._running.values()]
+        return any(grid.refuse(message_id, code) for grid in grids)
 
     def interrupt(self, job: JobId) -> None:
         """Make a job's thread stop waiting for sites."""
@@ -178,6 +188,10 @@ class _Nothing:
     """Stands for a grid until there is one."""
 
     def deliver(self, site: SiteId, reply: PhaseReply) -> bool:
+        """Return that nobody waits."""
+        return False
+
+    def refuse(self, message_id: str, code: str) -> bool:
         """Return that nobody waits."""
         return False
 

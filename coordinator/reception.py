@@ -193,8 +193,10 @@ class Reception:
         self._log.info("site.connected" if connected else "site.lost", site=site)
 
     def on_refused(self, site: str, message_id: str, code: str, text: str) -> None:
-        """Note that `site` finally refused a message; what it was for ends by its deadline."""
+        """Note that `site` finally refused a message; a round doesn't wait for it any longer."""
         self._log.warning("site.refused_message", site=site, code=code, ref=message_id)
+        if self._threads is not None:
+            self._threads.refuse(message_id, code)
 
     # --- messages ---------------------------------------------------------------------------------------------
 

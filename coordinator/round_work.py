@@ -63,12 +63,21 @@ class Silence(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """The outcome of a phase at one site: its reply, or why there is none; and whether the reply is on disk already."""
+    """The outcome of a phase at one site.
+
+    Attributes:
+        site: The site.
+        reply: Its reply, if there is one.
+        silence: Why there is none.
+        is_stored: Whether the reply is on disk already.
+        refused: The code with which the site finally refused the request itself.
+    """
 
     site: SiteId
     reply: PhaseReply | None
     silence: Silence | None = None
     is_stored: bool = False
+    refused: str | None = None
 
 
 class Interrupted(Exception):
@@ -264,6 +273,9 @@ class RoundWork:
                 self._keep(outcome)
                 self._trained[outcome.site] = outcome.reply
                 found, actions = round_machine.step(found, self._judge(outcome.site, outcome.reply))
+            elif outcome.refused is not None:
+                bad = round_machine.FoundBad(outcome.site, f"training, {_cause(outcome.refused)}")
+                found, actions = round_machine.step(found, bad)
             elif outcome.silence is Silence.LOST:
                 found, actions = round_machine.step(found, round_machine.SiteLost(outcome.site))
         return self._closed(attempt, found, actions)
@@ -441,6 +453,8 @@ class RoundWork:
             if outcome.reply is not None:
                 self._keep(outcome)
                 _add(counts, bad, outcome.site, outcome.reply, plan.release)
+            elif outcome.refused is not None:
+                bad[outcome.site] = _cause(outcome.refused)
             else:
                 self._missed(attempt, outcome.site, Phase.EVALUATE, lost=outcome.silence is Silence.LOST)
         names: list[str] = list(plan.metrics)
@@ -629,9 +643,13 @@ def _failure(reply: PhaseReply) -> str:
     """Return why a site failed, by its code; a text from a site isn't shown, it might hold a value."""
     if reply.reason is None:
         return "failed"
-    known = CODES.get(reply.reason.code)
-    cause = reply.reason.code if known is None else f"{known.cause} [{known.code}]"
+    cause = _cause(reply.reason.code)
     return cause if reply.reference is None else f"{cause}, reference {reply.reference}"
+
+
+def _cause(code: str) -> str:
+    known = CODES.get(code)
+    return code if known is None else f"{known.cause} [{known.code}]"
 
 
 def _abandoned_fact(round_: Round) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from coordinator.round_machine import RoundState
 from coordinator.round_work import Heard
 from coordinator.site_machine import SiteState
 from federation.messages import EvaluationCounts, Phase, PhaseRequest, Release, SiteId, decode_body
-from tests.support.rounds import Bench, Script, fails, is_late, is_lost, scores, trains
+from tests.support.rounds import Bench, Script, fails, is_late, is_lost, refuses, scores, trains
 
 TRAIN = Phase.TRAIN
 EVALUATE = "evaluate: {every: 1, release: public}\n"
@@ -115,6 +115,13 @@ def test_a_result_that_is_not_finite_keeps_the_last_good_model(tmp_path: Path) -
     assert "not finite" in record.job.reason
     assert [release.step for release in bench.releases()] == [0]
     assert [attempt.round.state for attempt in bench.attempts()] == [RoundState.ABANDONED] * 3
+
+
+def test_a_site_that_refuses_the_request_is_named_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, script(a=trains(1.0), b=refuses, c=trains(1.0)))
+    bench.run()
+    late = bench.attempts()[0].round.late
+    assert late == {"b": "training, a release is not signed by the coordinator [CFD-R58]"}
 
 
 def test_all_sites_without_usable_rows_leave_the_model_as_it_was(tmp_path: Path) -> None:

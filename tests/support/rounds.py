@@ -115,6 +115,11 @@ def fails(code: str = "CFD-R51") -> Act:
     return lambda bench, request, site: Heard(site, bench.reply(request, code=code))
 
 
+def refuses(bench: "Bench", request: PhaseRequest, site: SiteId) -> Heard:
+    """A site's act: it finally refuses the request itself."""
+    return Heard(site, None, refused="CFD-R58")
+
+
 def is_late(bench: "Bench", request: PhaseRequest, site: SiteId) -> Heard:
     """A site's act: no answer by the deadline."""
     return Heard(site, None, Silence.LATE)
@@ -262,7 +267,7 @@ class Bench:
         silent = []
         for site, request in requests.items():
             heard = self.script.act(request, site)(self, request, site)
-            if heard.reply is None:
+            if heard.silence is not None:
                 silent.append(heard)
             else:
                 yield heard

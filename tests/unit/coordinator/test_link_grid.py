@@ -110,6 +110,14 @@ def test_a_second_reply_of_a_site_is_not_taken(tmp_path: Path) -> None:
     assert len(list(heard)) == 1
 
 
+def test_a_request_that_a_site_finally_refuses_is_not_waited_for(tmp_path: Path) -> None:
+    grid, exchange = make(FakePost("a"), A)
+    heard = exchange.ask({A: request("a")}, timeout_s=100)
+    assert grid.refuse(request("a").message_id, "CFD-R58")
+    assert not grid.refuse("another", "CFD-R58")
+    assert drain(heard)[A].refused == "CFD-R58"
+
+
 def test_nothing_is_waited_for_where_nobody_is_asked(tmp_path: Path) -> None:
     _, exchange = make(FakePost(), A)
     assert list(exchange.ask({}, timeout_s=100)) == []
