@@ -115,6 +115,7 @@ class LinkGrid(_server.Grid):  # type: ignore[misc]
             request = cast("PhaseRequest", flower.content_to_body(message.content, kind="phase-request"))
             site = SiteId(self._sites[message.metadata.dst_node_id])
             key = (request.round, request.attempt, request.phase.value)
+            self._drop_others(key)
             with self._changed:
                 self._asked[request.message_id] = _Asked(site, message, key)
             # Too much may wait for this site already; then it counts as lost at the deadline.
@@ -234,6 +235,13 @@ class LinkGrid(_server.Grid):  # type: ignore[misc]
             message_type=metadata.message_type,
         )
         return _app.Message(error=_app.Error(code=code, reason=reason), metadata=answer)
+
+    def _drop_others(self, key: tuple[int, int, str]) -> None:
+        """Forget requests of another phase: it ended before anybody looked at what came back."""
+        with self._changed:
+            others = [message_id for message_id, asked in self._asked.items() if asked.key != key]
+        for message_id in others:
+            self._forget(message_id)
 
     def _forget(self, message_id: str) -> None:
         with self._changed:

@@ -128,6 +128,15 @@ def test_a_site_for_which_too_much_waits_counts_as_lost(tmp_path: Path) -> None:
     assert drain(exchange.ask({A: request("a")}, timeout_s=0.05))[A].silence is Silence.LOST
 
 
+def test_a_phase_that_nobody_looked_at_is_forgotten_with_the_next_one(tmp_path: Path) -> None:
+    post = FakePost("a")
+    grid, exchange = make(post, A)
+    exchange.ask({A: request("a")}, timeout_s=100)
+    exchange.ask({A: request("a", number=1)}, timeout_s=100)
+    assert post.withdrawn == [("a", request("a").message_id)]
+    assert not grid.deliver(A, reply(request("a")))
+
+
 def test_an_interrupted_grid_stops_waiting_now_and_later(tmp_path: Path) -> None:
     grid, exchange = make(FakePost("a"), A)
     heard = exchange.ask({A: request("a")}, timeout_s=100)
