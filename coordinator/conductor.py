@@ -80,6 +80,8 @@ class Conductor:
         self._forget = forget
         self._threads: JobThreads | None = None
         self._queue_lock = threading.Lock()
+        # What is recorded of a step must be what the step does, so no other step comes between the two.
+        self._step_lock = threading.Lock()
         self._wake = threading.Condition()
         self._awake = False
         self._stopping = False
@@ -113,9 +115,10 @@ class Conductor:
         Raises:
             OutOfOrder: The job's state doesn't know the event.
         """
-        before = self._store.jobs.get(job_id)
-        self._record(before, event, actor)
-        record, actions = self._store.jobs.step(job_id, event, list(facts))
+        with self._step_lock:
+            before = self._store.jobs.get(job_id)
+            self._record(before, event, actor)
+            record, actions = self._store.jobs.step(job_id, event, list(facts))
         self._follow(before, record, actions)
         return record
 
@@ -127,9 +130,10 @@ class Conductor:
         Raises:
             OutOfOrder: The job has ended meanwhile.
         """
-        before = self._store.jobs.get(job_id)
-        self._record(before, event, SERVICE)
-        record, actions = self._store.rounds.close(job_id, event, list(facts))
+        with self._step_lock:
+            before = self._store.jobs.get(job_id)
+            self._record(before, event, SERVICE)
+            record, actions = self._store.rounds.close(job_id, event, list(facts))
         self._follow(before, record, actions)
 
     def _record(self, before: JobRecord, event: job_machine.JobEvent, actor: Actor) -> None:
