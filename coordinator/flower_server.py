@@ -2,7 +2,7 @@
 
 `LinkGrid` gives every message explicit metadata and yields an outcome for every site that was asked: its reply, or an
 error message that says late or lost. It never waits beyond the deadline that it is given, and it does nothing on its
-own: what a site is asked and what becomes of an answer is `round_work`'s. The same `ServerApp` runs on Flower's
+own: what a site is asked and what becomes of an answer is the rounds'. The same `ServerApp` runs on Flower's
 simulation grid. Import this module only after `federation.flower.quieten_flower`.
 
 `federation.link` already sends again after a reconnect, under the same message id; there is nothing of that here.
@@ -14,7 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
-from coordinator.round_work import Heard, Interrupted, RoundWork, Silence, run_job
+from coordinator.exchange import Heard, Interrupted, Silence
+from coordinator.round_loop import run_job
+from coordinator.round_work import RoundWork
 from federation import flower
 from federation.edge.clock import Clock
 from federation.errors import OutOfOrder, PeerMisbehaved

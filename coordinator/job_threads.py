@@ -13,7 +13,8 @@ from typing import Any, Final, Protocol
 from sqlalchemy.exc import DBAPIError
 
 from audit.errors import AuditError
-from coordinator.round_work import Interrupted, RoundWork
+from coordinator.exchange import Interrupted
+from coordinator.round_work import RoundWork
 from federation.edge.logs import Log
 from federation.errors import ConfideError, OutOfOrder
 from federation.messages import JobId, PhaseReply, SiteId

@@ -17,10 +17,11 @@ from coordinator.job_threads import JobThreads
 from coordinator.membership_store import MembershipStore
 from coordinator.recording import AuditRecorder
 from coordinator.records import JobRecord
-from coordinator.round_work import UPDATE_HEADER_BYTES, is_collecting, keep_reply
+from coordinator.replies import keep_reply
 from coordinator.site_machine import SiteEvent, SiteState
 from coordinator.store import Store
 from coordinator.submission import model_layout
+from coordinator.updates import UPDATE_HEADER_BYTES
 from federation import contract, plan
 from federation.edge.logs import Log
 from federation.enrolment_messages import RenewReply, RenewRequest
@@ -267,7 +268,7 @@ class Reception:
         """Return whether the site was asked in an open round whose updates can be as large as this blob."""
         for record in self._store.jobs.of_site(SiteId(site), (JobState.RUNNING, JobState.PAUSED)):
             attempt = self._store.rounds.get(record.id, record.job.round, record.job.attempt)
-            asked = attempt is not None and is_collecting(attempt) and site in attempt.round.sites
+            asked = attempt is not None and attempt.round.is_collecting and site in attempt.round.sites
             if asked and reference.size_bytes <= self._largest_update(record):
                 return True
         return False

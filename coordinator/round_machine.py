@@ -86,6 +86,16 @@ class Round:
         """Return the sites that stand so, in the order of their ids."""
         return tuple(sorted(site for site, found in self.sites.items() if found in standings))
 
+    @property
+    def is_collecting(self) -> bool:
+        """Return whether answers to the training still count."""
+        return self.state is RoundState.TRAINING and not self.closed
+
+    @property
+    def awaits_mean(self) -> bool:
+        """Return whether the survivors are fixed and their mean is due."""
+        return self.closed and self.state not in ENDS
+
 
 # --- events ---------------------------------------------------------------------------------------------------
 

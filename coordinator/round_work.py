@@ -1,101 +1,50 @@
 """The coordinator's part in the rounds of one job: each step of the round loop as one method.
 
-`run_job` is the loop and reads like the paper; it runs the same behind the link, in simulation and in tests, over an
-`Exchange` that carries requests to sites and their answers back. Every method may be repeated: what is on disk already
-is taken from there, so a job that was killed anywhere goes on at the round it was in, asks nobody again who has
-answered, and counts nothing twice.
+The loop is `round_loop.run_job`; it runs the same behind the link, in simulation and in tests, over an `Exchange` that
+carries requests to sites and their answers back. Every method may be repeated: what is on disk already is taken from
+there, so a job that was killed anywhere goes on at the round it was in, asks nobody again who has answered, and counts
+nothing twice.
 
-Not here: what decides (the machines), who may take part (the service), how messages travel (`flower_server`).
+Not here: what decides (the machines), what an update must be (`updates`), who may take part (the service), how messages
+travel (`flower_server`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from coordinator import evaluation, job_machine, round_machine
+from coordinator import job_machine, retention, round_machine
+from coordinator.exchange import Heard, Silence
+from coordinator.figures import Figures
 from coordinator.job_machine import JobState
 from coordinator.model_registry import ModelRegistry, Stepped
 from coordinator.recording import Recorder
 from coordinator.records import AttemptRecord, Fact, JobRecord, ReleaseRecord, ReplyRecord
+from coordinator.replies import cause_of, keep_reply, reply_of
 from coordinator.round_machine import Round, RoundState, Standing
 from coordinator.site_machine import SiteState
 from coordinator.store import Store
+from coordinator.updates import CombineRobustly, Updates
 from federation import canonical
-from federation.codes import CODES
 from federation.edge.clock import Clock
-from federation.errors import ConfideError, InvalidInput, OutOfOrder
+from federation.errors import OutOfOrder
 from federation.messages import (
-    Answer,
     BlobReference,
-    Body,
-    EvaluationCounts,
     JobId,
-    Outcome,
     Phase,
     PhaseReply,
     PhaseRequest,
     SiteId,
-    decode_body,
     encode_body,
 )
-from federation.plan_checks import ROBUST
 from federation.plan_fields import FedAvg, Plan, RobustStrategy
-from federation.tensors import Array, Manifest, NotFinite, UpdateRefused, check_update, weighted_mean
-
-UPDATE_HEADER_BYTES: Final = 1 << 20
-"""What an update's file may have beyond its tensors."""
+from federation.tensors import Array, Manifest
 
 RoundEnd = job_machine.RoundReleased | job_machine.RoundAbandoned
 CloseRound = Callable[[JobId, RoundEnd, Sequence[Fact]], object]
 """Takes the job past a round, in the store, and does what follows."""
-CombineRobustly = Callable[[RobustStrategy, Mapping[str, Path], Mapping[str, int], Manifest, Path], None]
-
-
-class Silence(StrEnum):
-    """Why there is no answer of a site when a phase closes."""
-
-    LATE = "late"
-    LOST = "lost"
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """The outcome of a phase at one site.
-
-    Attributes:
-        site: The site.
-        reply: Its reply, if there is one.
-        silence: Why there is none.
-        is_stored: Whether the reply is on disk already.
-        refused: The code with which the site finally refused the request itself.
-    """
-
-    site: SiteId
-    reply: PhaseReply | None
-    silence: Silence | None = None
-    is_stored: bool = False
-    refused: str | None = None
-
-
-class Interrupted(Exception):
-    """The exchange was told to stop waiting: the job ended, or the service stops. Nothing was decided."""
-
-
-class Exchange(Protocol):
-    """Carries the requests of a phase to sites and yields what comes back."""
-
-    def ask(self, requests: Mapping[SiteId, PhaseRequest], *, timeout_s: float) -> Iterator[Heard]:
-        """Send the requests and yield one `Heard` for every site, in the order in which they come in.
-
-        Never waits longer than `timeout_s`; whoever hasn't answered by then is yielded with the reason.
-
-        Raises:
-            Interrupted: The job ended or the service stops.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +100,16 @@ class RoundWork:
         self._new_message_id = new_message_id
         self._settings = settings
         self._close = close or store.rounds.close
-        self._combine_robustly = combine_robustly
-        self._weights: dict[SiteId, int] = {}
+        self._updates = Updates(
+            record.id,
+            plan,
+            first.manifest,
+            store=store,
+            blobs=registry.blobs,
+            recorder=recorder,
+            max_norm=settings.max_update_norm,
+            combine_robustly=combine_robustly,
+        )
         # What this thread has written or heard itself, it needn't ask the database for.
         self._resumed = True
         self._newest_release: ReleaseRecord | None = None
@@ -189,7 +146,7 @@ class RoundWork:
             self._resumed = False
             return self._open(record)
         for kept in self._replies(known, Phase.TRAIN):
-            self._trained[kept.site] = _reply_of(kept)
+            self._trained[kept.site] = reply_of(kept)
         return known
 
     def _open(self, record: JobRecord) -> AttemptRecord:
@@ -220,7 +177,7 @@ class RoundWork:
 
     def training_requests(self, attempt: AttemptRecord) -> dict[SiteId, PhaseRequest]:
         """Return the request to train for every site that hasn't answered this attempt."""
-        if not is_collecting(attempt):
+        if not attempt.round.is_collecting:
             return {}
         left_s, release = self.left_s(attempt), self._newest()
         return {
@@ -259,12 +216,12 @@ class RoundWork:
 
     def collect(self, attempt: AttemptRecord, heard: Iterator[Heard]) -> AttemptRecord:
         """Check each answer as it comes in until the phase closes; return the attempt, closed or abandoned, on disk."""
-        if not is_collecting(attempt):
+        if not attempt.round.is_collecting:
             return attempt
         found = attempt.round
         actions: tuple[round_machine.RoundStep, ...] = ()
         for site, reply in self._again(attempt).items():
-            found, actions = round_machine.step(found, self._judge(site, reply))
+            found, actions = round_machine.step(found, self._updates.judge(site, reply))
         while not _decided(found):
             outcome = next(heard, None)
             if outcome is None:
@@ -272,9 +229,9 @@ class RoundWork:
             elif outcome.reply is not None:
                 self._keep(outcome)
                 self._trained[outcome.site] = outcome.reply
-                found, actions = round_machine.step(found, self._judge(outcome.site, outcome.reply))
+                found, actions = round_machine.step(found, self._updates.judge(outcome.site, outcome.reply))
             elif outcome.refused is not None:
-                bad = round_machine.FoundBad(outcome.site, f"training, {_cause(outcome.refused)}")
+                bad = round_machine.FoundBad(outcome.site, f"training, {cause_of(outcome.refused)}")
                 found, actions = round_machine.step(found, bad)
             elif outcome.silence is Silence.LOST:
                 found, actions = round_machine.step(found, round_machine.SiteLost(outcome.site))
@@ -300,36 +257,11 @@ class RoundWork:
             self._recorder.abandoned(attempt, "CFD-R05")
         return self._store.rounds.save(self.job, found, facts)
 
-    def _judge(self, site: SiteId, reply: PhaseReply) -> round_machine.RoundEvent:
-        """Return what a site's answer to the training is: a good update, or bad with the reason."""
-        if reply.outcome is Outcome.FAILED or reply.update is None:
-            return round_machine.FoundBad(site, f"training, {_failure(reply)}")
-        try:
-            self._check(site, reply, reply.update)
-        except ConfideError as problem:
-            code = problem.code if isinstance(problem, UpdateRefused) else "CFD-R03"
-            self._recorder.update_received(reply, site, code)
-            return round_machine.FoundBad(site, problem.message.removeprefix(f"{site}: "))
-        self._recorder.update_received(reply, site, None)
-        return round_machine.Answered(site)
-
-    def _check(self, site: SiteId, reply: PhaseReply, update: BlobReference) -> None:
-        allowed = self._first.manifest.floats.size_bytes + UPDATE_HEADER_BYTES
-        if update.size_bytes > allowed:
-            raise UpdateRefused(site, f"the update has {update.size_bytes} bytes, at most {allowed}")
-        if not self._registry.blobs.has(update):
-            raise UpdateRefused(site, "the update was announced and not delivered")
-        wanted = self.weight(site)
-        if self.plan.weights == "declared" and reply.weight not in (0, wanted):
-            raise UpdateRefused(site, f"the weight is {reply.weight}, declared were {wanted}")
-        path = self._registry.blobs.path(update)
-        check_update(path, self._first.manifest, site=site, max_norm=self._settings.max_update_norm)
-
     def _again(self, attempt: AttemptRecord) -> dict[SiteId, PhaseReply]:
         """Return the answers that were stored before the sites were asked, so that nobody is waited for in vain."""
         if self._resumed:
             for kept in self._replies(attempt, Phase.TRAIN):
-                self._trained[kept.site] = _reply_of(kept)
+                self._trained[kept.site] = reply_of(kept)
         return dict(self._trained)
 
     def _keep(self, heard: Heard) -> None:
@@ -342,37 +274,9 @@ class RoundWork:
 
     # --- 5 and 6: mean and server step ------------------------------------------------------------------------
 
-    def weight(self, site: SiteId) -> int:
-        """Return the public weight of a site: 1, or the units that it declared when it accepted."""
-        if self.plan.weights == "uniform":
-            return 1
-        if site not in self._weights:
-            kept = self._store.jobs.answer(self.job, site)
-            answer = None if kept is None else decode_body("answer", kept[0])
-            if not isinstance(answer, Answer) or answer.units_declared < 1:
-                raise InvalidInput("CFD-R62", f"site {site} declared no units to weigh its update with")
-            self._weights[site] = answer.units_declared
-        return self._weights[site]
-
     def mean(self, attempt: AttemptRecord, folder: Path) -> Path:
         """Write the mean of the survivors' updates, and of nobody else's, to a file in `folder`."""
-        updates = {
-            str(site): self._registry.blobs.path(reply.update)
-            for site, reply in self._trained.items()
-            if site in attempt.round.summed and reply.update is not None
-        }
-        if sorted(updates) != sorted(attempt.round.summed):
-            raise OutOfOrder("CFD-G01", "an update of the survivors is missing")
-        weights = {str(site): self.weight(site) for site in attempt.round.summed}
-        out = folder / "mean.safetensors"
-        strategy = self.plan.server
-        if strategy.strategy in ROBUST and isinstance(strategy, RobustStrategy):
-            if self._combine_robustly is None:
-                raise InvalidInput("CFD-J15", f"{strategy.strategy} doesn't run on this engine")
-            self._combine_robustly(strategy, updates, weights, self._first.manifest, out)
-        else:
-            weighted_mean(updates, weights, self._first.manifest, out)
-        return out
+        return self._updates.mean(attempt.round.summed, self._trained, folder)
 
     def server_step(self, mean: Path, folder: Path) -> Stepped:
         """Return the model after the server step on `mean`; the newest release stays as it is."""
@@ -392,7 +296,7 @@ class RoundWork:
             plan_digest=self._plan_digest,
             at=(round_.number, round_.attempt),
             previous=before,
-            weights={site: self.weight(site) for site in round_.summed},
+            weights={site: self._updates.weight(site) for site in round_.summed},
         )
         self._recorder.released(release, before.model_digest, self.plan)
         seconds = (self._store.database.now_us() - attempt.opened_us) / 1e6
@@ -442,30 +346,28 @@ class RoundWork:
         plan, release = self.plan.evaluate, self._newest()
         if plan is None or not self._is_evaluated(attempt) or release.metrics is not None:
             return
-        counts: dict[SiteId, EvaluationCounts] = {}
-        bad: dict[SiteId, str] = {}
+        figures = Figures(plan.release)
         missing = set(asked)
         for kept in self._replies(attempt, Phase.EVALUATE) if self._resumed else ():
             missing.discard(kept.site)
-            _add(counts, bad, kept.site, _reply_of(kept), plan.release)
+            figures.take(kept.site, reply_of(kept))
         while missing and (outcome := next(heard, None)) is not None:
             missing.discard(outcome.site)
             if outcome.reply is not None:
                 self._keep(outcome)
-                _add(counts, bad, outcome.site, outcome.reply, plan.release)
+                figures.take(outcome.site, outcome.reply)
             elif outcome.refused is not None:
-                bad[outcome.site] = _cause(outcome.refused)
+                figures.refused(outcome.site, outcome.refused)
             else:
                 self._missed(attempt, outcome.site, Phase.EVALUATE, lost=outcome.silence is Silence.LOST)
         names: list[str] = list(plan.metrics)
-        found: dict[str, float | None] = dict.fromkeys(names)
-        if len(counts) >= attempt.round.quorum:
-            found = evaluation.metrics(evaluation.total(counts), names)
+        found = figures.metrics(names, quorum=attempt.round.quorum)
         at = (attempt.round.number, attempt.round.attempt)
         document = canonical.encode({name: None if value is None else value.hex() for name, value in found.items()})
         self._recorder.evaluated(self.job, *at, document, names)
         facts = [
-            ("site.bad", {"round": at[0], "site": site, "reason": f"evaluation, {why}"}) for site, why in bad.items()
+            ("site.bad", {"round": at[0], "site": site, "reason": f"evaluation, {why}"})
+            for site, why in figures.bad.items()
         ]
         self._store.releases.save_metrics(self.job, release.step, at=at, metrics=found, facts=facts)
         self._newest_release = replace(release, metrics=found)
@@ -486,8 +388,10 @@ class RoundWork:
             event = job_machine.RoundReleased(round_.number)
             facts = [("round.done", self._done_fact(attempt))]
         self._recorder.round_ends()
-        self._forget_updates(round_.number)
-        self._forget_models()
+        self._updates.forget(round_.number)
+        if self._newest().step > self._settings.models_kept_count:
+            kept_count = self._settings.models_kept_count
+            retention.forget_models(self._store, self._registry.blobs, self.job, kept_count=kept_count)
         self._close(self.job, event, facts)
         self._resumed = False
 
@@ -509,26 +413,6 @@ class RoundWork:
             "epsilon_allowed": self.plan.privacy.epsilon,
         }
 
-    def _forget_updates(self, number: int) -> None:
-        for root in self._store.rounds.update_roots(self.job, number):
-            self._registry.blobs.remove(BlobReference(root=root, size_bytes=0))
-
-    def _forget_models(self) -> None:
-        if self._newest().step <= self._settings.models_kept_count:
-            return
-        releases = self._store.releases.all(self.job)
-        old = releases[1 : -self._settings.models_kept_count]
-        if not old:
-            return
-        needed = self._store.releases.roots(except_job=self.job)
-        needed |= {found.mean.root for found in releases} | {releases[0].model.root}
-        for found in releases[-self._settings.models_kept_count :]:
-            needed |= {found.model.root} | ({found.state.root} if found.state else set())
-        for found in old:
-            for reference in (found.model, found.state):
-                if reference is not None and reference.root not in needed:
-                    self._registry.blobs.remove(reference)
-
     def wind_up(self) -> None:
         """Abandon the attempt that an ended job left open, and let go of its updates."""
         record = self._store.jobs.get(self.job)
@@ -537,7 +421,7 @@ class RoundWork:
         attempt = self._store.rounds.get(self.job, record.job.round, record.job.attempt)
         if attempt is not None and attempt.round.state not in round_machine.ENDS:
             self.abandon(attempt, f"the job was {record.job.state}", "CFD-R05")
-            self._forget_updates(attempt.round.number)
+            self._updates.forget(attempt.round.number)
 
     # --- inside -----------------------------------------------------------------------------------------------
 
@@ -553,109 +437,10 @@ class RoundWork:
         return self._registry.workplace(self.job)
 
 
-def run_job(work: RoundWork, exchange: Exchange) -> None:
-    """Run the rounds of a job until it ends, pauses, or the exchange is interrupted."""
-    work.prepare_first_model()
-    while (attempt := work.open_round()) is not None:  # 1. open the round, or find it as it was left
-        requests = work.training_requests(attempt)  # 2. ask the cohort to train
-        heard = exchange.ask(requests, timeout_s=work.left_s(attempt))
-        attempt = work.collect(attempt, heard)  # 3. until quorum and deadline; 4. check each update
-        if is_closed(attempt):
-            attempt = _release(work, attempt)
-        if attempt.round.state is RoundState.RELEASED:
-            requests = work.evaluation_requests(attempt)  # 8. score the new model where it is due
-            work.evaluate(attempt, requests, exchange.ask(requests, timeout_s=_longest_s(requests)))
-        work.close_round(attempt)  # 9. the job goes on to the next round, the next attempt, or its end
-    work.wind_up()
-
-
-def _release(work: RoundWork, attempt: AttemptRecord) -> AttemptRecord:
-    try:
-        with work.workplace() as folder:
-            mean = work.mean(attempt, folder)  # 5. the mean of those that arrived
-            stepped = work.server_step(mean, folder)  # 6. the server step
-        return work.release(attempt, stepped)  # 7. store and sign
-    except (NotFinite, UpdateRefused, InvalidInput) as problem:
-        return work.abandon(attempt, problem.message, "CFD-R06")
-
-
-def is_collecting(attempt: AttemptRecord) -> bool:
-    """Return whether answers to the training of an attempt still count."""
-    return attempt.round.state is RoundState.TRAINING and not attempt.round.closed
-
-
-def is_closed(attempt: AttemptRecord) -> bool:
-    """Return whether an attempt has its survivors and waits for the mean."""
-    return attempt.round.closed and attempt.round.state not in round_machine.ENDS
-
-
 def _decided(round_: Round) -> bool:
     return round_.closed or round_.state in round_machine.ENDS
-
-
-def keep_reply(store: Store, site: SiteId, reply: PhaseReply, *, body: bytes, signature: bytes) -> bool:
-    """Store a site's reply durably; return whether it is new. The same reply under another message id is the same.
-
-    Raises:
-        PeerMisbehaved: As `RoundStore.save_reply`.
-    """
-    plain = canonical.encode(reply.model_dump(mode="json", exclude={"message_id"}))
-    update = reply.update if reply.outcome is Outcome.DONE else None
-    return store.rounds.save_reply(
-        ReplyRecord(
-            job=JobId(reply.job),
-            round=reply.round,
-            attempt=reply.attempt,
-            phase=reply.phase,
-            site=site,
-            body=body,
-            signature=signature,
-            fingerprint=canonical.digest(plain),
-            received_us=store.database.now_us(),
-        ),
-        update_root=None if update is None else update.root,
-        upload_bytes=0 if update is None else update.size_bytes,
-    )
-
-
-def _reply_of(kept: ReplyRecord) -> PhaseReply:
-    body: Body = decode_body("phase-reply", kept.body or b"")
-    if not isinstance(body, PhaseReply):
-        raise OutOfOrder("CFD-G01", "a stored reply is no reply")
-    return body
-
-
-def _add(
-    counts: dict[SiteId, EvaluationCounts], bad: dict[SiteId, str], site: SiteId, reply: PhaseReply, release: str
-) -> None:
-    """Put a site's figures among `counts`, or the reason why they can't be added among `bad`."""
-    if reply.outcome is Outcome.FAILED or reply.evaluation is None:
-        bad[site] = _failure(reply)
-        return
-    why = evaluation.misfit(reply.evaluation, release=release)
-    if why:
-        bad[site] = why
-    else:
-        counts[site] = reply.evaluation
-
-
-def _failure(reply: PhaseReply) -> str:
-    """Return why a site failed, by its code; a text from a site isn't shown, it might hold a value."""
-    if reply.reason is None:
-        return "failed"
-    cause = _cause(reply.reason.code)
-    return cause if reply.reference is None else f"{cause}, reference {reply.reference}"
-
-
-def _cause(code: str) -> str:
-    known = CODES.get(code)
-    return code if known is None else f"{known.cause} [{known.code}]"
 
 
 def _abandoned_fact(round_: Round) -> dict[str, Any]:
     late = {str(site): why for site, why in round_.late.items()}
     return {"round": round_.number, "attempt": round_.attempt, "reason": round_.reason, "late": late}
-
-
-def _longest_s(requests: Mapping[SiteId, PhaseRequest]) -> float:
-    return max((request.deadline_s for request in requests.values()), default=0)

@@ -10,8 +10,9 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, cast
 
+from coordinator.exchange import Interrupted
 from coordinator.flower_server import COORDINATOR_NODE, ERROR_LATE, ERROR_LOST, make_server_app
-from coordinator.round_work import Interrupted, RoundWork
+from coordinator.round_work import RoundWork
 from federation import flower
 from federation.edge.clock import Clock
 from federation.errors import OutOfOrder, PeerMisbehaved, TimedOut

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator import job_machine
+from coordinator.exchange import Interrupted
 from coordinator.job_machine import JobState
 from coordinator.round_machine import RoundState
-from coordinator.round_work import Interrupted
 from federation.errors import OutOfOrder
 from federation.messages import Phase
 from tests.support.rounds import Act, Bench, Killed, Script, dies, fails, interrupted, is_late, is_lost, scores, trains

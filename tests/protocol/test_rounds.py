@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from coordinator.exchange import Heard
 from coordinator.job_machine import JobState
 from coordinator.round_machine import RoundState
-from coordinator.round_work import Heard
 from coordinator.site_machine import SiteState
 from federation.messages import EvaluationCounts, Phase, PhaseRequest, Release, SiteId, decode_body
 from tests.support.rounds import Bench, Script, fails, is_late, is_lost, refuses, scores, trains

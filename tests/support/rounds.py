@@ -17,10 +17,12 @@ from sqlalchemy.engine import Engine
 
 from coordinator import job_machine
 from coordinator.evaluation import BINS
+from coordinator.exchange import Heard, Interrupted, Silence
 from coordinator.migrations import bring_up
 from coordinator.model_registry import ModelRegistry
 from coordinator.records import AttemptRecord, JobRecord, NewJob, ReleaseRecord
-from coordinator.round_work import FirstModel, Heard, Interrupted, RoundSettings, RoundWork, Silence, run_job
+from coordinator.round_loop import run_job
+from coordinator.round_work import FirstModel, RoundSettings, RoundWork
 from coordinator.site_machine import SiteEvent
 from coordinator.store import Store
 from federation import canonical, plan

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.round_work import Heard, Interrupted, Silence
+from coordinator.exchange import Heard, Interrupted, Silence
 from federation import flower
 from federation.edge.clock import SystemClock
 from federation.errors import OutOfOrder

@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from coordinator.round_work import Interrupted, Silence
+from coordinator.exchange import Interrupted, Silence
 from federation import flower
 from federation.errors import OutOfOrder, TimedOut
 from federation.messages import BlobReference, JobId, Outcome, Phase, PhaseReply, PhaseRequest, SiteId
