@@ -1,126 +1,39 @@
-"""The log of one party: drafts in, receipts out, one committer per home.
+"""The log of one party: drafts in, receipts out, one process at a time for each home.
 
-`append` returns after the entry is on the disk. One thread commits: what queued up while the disk was busy becomes
-the next batch, so that many callers share one sync. A batch is assigned, signed and hashed on a copy of the state,
-written, synced, and only then adopted and acknowledged; a failed batch leaves everything as it was.
+`append` returns after the entry is on the disk. What the log says of itself, that it was made, opened and closed, that
+an unclean end left something behind, is recorded here and taken from nobody else; how entries come onto the disk is
+`committer`'s.
 """
 
 import contextlib
-import fcntl
 import os
-import queue
 import threading
-from array import array
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, Self
 
-from audit import canonical, durable, edge, entry, events, key_files, merkle, note, storage
-from audit import checkpoint as checkpoints
+from audit import durable, edge, entry, events, key_files, merkle, note
 from audit.canonical import Event
-from audit.clock import Clock, microseconds
-from audit.errors import AppendFailed, AuditError, EntryRefused, IdConflict, SecondWriter, SettingsUnsafe
+from audit.clock import Clock
+from audit.committer import Committer
+from audit.errors import EntryRefused, SettingsUnsafe
 from audit.events.schema import shipped_hash
 from audit.history import History
+from audit.home_lock import hold_lock
 from audit.names import COORDINATOR, Origin
 from audit.opening import Opened, open_store
-from audit.places import Places, lock_mark
+from audit.places import Places
 from audit.private import PrivateStore
-from audit.receipt import Receipt, issue
-from audit.trust import format_policy
+from audit.receipt import Receipt
+from audit.settings import LogSettings
+from audit.trust_file import write_trust_policy
 
 DAEMON: Final = "daemon"
 CLI: Final = "cli"
 NO_CHARTER: Final = "sha256:" + merkle.EMPTY_ROOT.hex()
 """The hash of no bytes: recorded by `log.opened` where the log is older than the first charter."""
-MAX_BATCH_ENTRIES: Final = 512
-MAX_BATCH_BYTES: Final = 4 << 20
-CLOCK_JUMP_US: Final = 2_000_000
 _OWN_ACTIONS: Final = frozenset({"log.opened", "log.booted", "log.closed", "log.frozen", "clock.jumped"})
-
-
-@dataclass(frozen=True, slots=True)
-class LogSettings:
-    """The limits of a log; section `audit` of a role's file sets them.
-
-    Attributes:
-        checkpoint_every_entries: A new checkpoint after this many entries.
-        checkpoint_every_s: A new checkpoint after this many seconds with news.
-        append_timeout_s: How long a draft waits for room in the queue.
-        queue_entries: Drafts that may wait.
-        allow_network_filesystem: Let the log lie where locks and syncs promise less.
-    """
-
-    checkpoint_every_entries: int = 256
-    checkpoint_every_s: float = 10.0
-    append_timeout_s: float = 10.0
-    queue_entries: int = 4096
-    allow_network_filesystem: bool = False
-
-
-@dataclass(slots=True)
-class _Pending:
-    """A draft on its way."""
-
-    body: Event
-    digest: str
-    size_bytes: int
-    done: "Future[Receipt]" = field(default_factory=Future)
-
-
-@dataclass(slots=True)
-class _Request:
-    """Something else for the committer: a checkpoint now, and perhaps the end."""
-
-    stop: bool = False
-    done: "Future[bytes]" = field(default_factory=Future)
-
-
-def _hold_lock(places: Places) -> int:
-    """Return the descriptor that holds the lock of the home.
-
-    Raises:
-        SecondWriter: Another process holds it.
-    """
-    descriptor = os.open(places.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, durable.PRIVATE_FILE)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, lock_mark(places.lock, edge.host()), 0)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise SecondWriter(f"another process writes the log in {places.folder}") from None
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def write_trust_policy(
-    folder: Path,
-    *,
-    party: str,
-    log_keys: Iterable[str],
-    witnesses: dict[str, str] | None = None,
-    operators: dict[str, list[str]] | None = None,
-    quorum: int = 0,
-) -> Path:
-    """Write ``<folder>/<party>.policy``, what a reader of this home trusts about one party's log, and return it.
-
-    Args:
-        folder: The home's folder `trust`.
-        party: Whose log.
-        log_keys: Its verifier keys.
-        witnesses: Verifier keys of the witnesses, by party.
-        operators: Parties by operator, where one runs several.
-        quorum: How many operators must cosign.
-    """
-    durable.make_folder(folder)
-    path = folder / f"{party}.policy"
-    durable.replace_file(path, format_policy(log_keys, witnesses or {}, operators or {}, quorum).encode())
-    return path
 
 
 class AuditLog:
@@ -148,18 +61,8 @@ class AuditLog:
         self._process = process
         self._clock = clock
         self._random = random_bytes
-        self._settings = settings
-        self._log_signer = log_signer
-        self._writer = writer
-        self._history: History = opened.history
-        self._ids: dict[bytes, int] = opened.ids
-        self._offsets: array[int] = opened.offsets
-        self._checkpoint_size = opened.checkpoint_size
-        self._checkpoint_note = opened.checkpoint_note
-        self._checkpoint_at_s = clock.monotonic_s()
-        self._last_clock: tuple[int, int] | None = None
-        self._file = storage.EntryFile(places.entries, size_bytes=opened.offsets[-1])
-        self._queue: queue.Queue[_Pending | _Request] = queue.Queue(settings.queue_entries)
+        self._log_key = str(log_signer.key)
+        self._writer_key = str(writer.key)
         self._closed = False
         self._announced = False
         self._closing = threading.Lock()
@@ -168,8 +71,17 @@ class AuditLog:
         self.party: Final = Origin.parse(self.origin).party
         self.boot: Final = random_bytes(16).hex()
         self.private: Final = PrivateStore(places.folder, clock=clock, random_bytes=random_bytes)
-        self._thread = threading.Thread(target=self._run, name="audit-committer", daemon=True)
-        self._thread.start()
+        self._committer: Final = Committer(
+            places,
+            opened,
+            boot=self.boot,
+            actor=self._service(),
+            clock=clock,
+            new_id=self.new_id,
+            settings=settings,
+            log_signer=log_signer,
+            writer=writer,
+        )
 
     # --- beginning and end ------------------------------------------------------------------------------------
 
@@ -215,7 +127,7 @@ class AuditLog:
         durable.make_folder(folder)
         durable.make_folder(folder / "keys")
         durable.make_folder(places.epoch_folder)
-        lock = _hold_lock(places)
+        lock = hold_lock(places)
         try:
             if places.entries.exists() and places.entries.stat().st_size > 0:
                 raise SettingsUnsafe(f"there is a log in {folder} already", hint="open it, or name an empty folder")
@@ -256,7 +168,7 @@ class AuditLog:
             )
         )
         self.checkpoint()
-        self._begin(Opened(self._history), serve_socket=serve_socket)
+        self._begin(Opened(self._committer.history), serve_socket=serve_socket)
         return self
 
     @classmethod
@@ -292,7 +204,7 @@ class AuditLog:
         places = Places(folder)
         if settings.allow_network_filesystem is False and (kind := edge.network_file_system(folder)):
             raise SettingsUnsafe(f"{folder} is on a {kind} file system", hint="move the home to a local disk")
-        opened = open_store(places, hold_lock=lambda: _hold_lock(places))
+        opened = open_store(places, hold_lock=lambda: hold_lock(places))
         try:
             origin = Origin.parse(opened.history.origin)
             log_signer = key_files.read_key(places.log_key(), str(origin))
@@ -328,7 +240,7 @@ class AuditLog:
     def _begin(self, opened: Opened, *, serve_socket: bool) -> None:
         """Remove and record what an unclean end left, record the boot, and close what was left open."""
         if opened.set_aside is not None:
-            self._file.cut()
+            self._committer.cut()
         if self._process == DAEMON or opened.set_aside is not None:
             self._append_own(
                 events.LogBooted(
@@ -389,13 +301,9 @@ class AuditLog:
 
     def _release(self) -> None:
         self._closed = True
-        request = _Request(stop=True)
-        self._queue.put(request)
         try:
-            request.done.result()
+            self._committer.end()
         finally:
-            self._thread.join()
-            self._file.close()
             self.private.close()
             os.close(self._lock)
 
@@ -410,22 +318,22 @@ class AuditLog:
     @property
     def size(self) -> int:
         """Return the number of durable entries."""
-        return self._history.size
+        return self._committer.history.size
 
     @property
     def writer_key(self) -> str:
         """Return the verifier key of this process, with which another re-opens its receipts."""
-        return str(self._writer.key)
+        return self._writer_key
 
     @property
     def checkpoint_key(self) -> str:
         """Return the verifier key of this log's checkpoints, as a trust policy pins it."""
-        return str(self._log_signer.key)
+        return self._log_key
 
     @property
     def broken(self) -> str:
         """Return why this process can append no more, or nothing; a daemon then ends and is started again."""
-        return self._file.broken
+        return self._committer.broken
 
     def new_id(self) -> str:
         """Return a fresh event id."""
@@ -468,9 +376,7 @@ class AuditLog:
         Raises:
             AppendFailed: The log is closed, or the checkpoint couldn't be stored.
         """
-        request = _Request()
-        self._put(request)
-        return request.done.result()
+        return self._committer.checkpoint()
 
     def _submit(self, body: Event) -> "Future[Receipt]":
         if body["action"] in _OWN_ACTIONS:
@@ -479,7 +385,7 @@ class AuditLog:
             raise EntryRefused("a key that this process signs with can't be revoked by it: nothing could follow")
         if self.party != COORDINATOR and body.setdefault("site", self.party) != self.party:
             raise EntryRefused(f"an entry about another site in the log of {self.party}")
-        return self._enqueue(body)
+        return self._committer.submit(body)
 
     def _append_own(self, draft: events.Draft) -> Receipt:
         return self._enqueue_own(draft).result()
@@ -488,184 +394,7 @@ class AuditLog:
         body = draft.body()
         if self.party != COORDINATOR:
             body["site"] = self.party
-        return self._enqueue(body)
-
-    def _enqueue(self, body: Event) -> "Future[Receipt]":
-        encoded = canonical.encode(body)
-        # The committer's fields, header and signature need less than 1,024 bytes beside the draft's own.
-        if len(encoded) > entry.MAX_WRITTEN_BYTES - 1024:
-            raise EntryRefused(f"a draft of {len(encoded)} bytes, at most {entry.MAX_WRITTEN_BYTES - 1024}")
-        pending = _Pending(body, entry.draft_digest(body), len(encoded) + 1024)
-        self._put(pending)
-        return pending.done
-
-    def _put(self, item: _Pending | _Request) -> None:
-        if self._closed:
-            raise AppendFailed("the log is closed")
-        if self._file.broken:
-            raise AppendFailed(f"the log takes nothing more in this process: {self._file.broken}")
-        try:
-            self._queue.put(item, timeout=self._settings.append_timeout_s)
-        except queue.Full:
-            raise AppendFailed(
-                f"{self._settings.queue_entries} drafts wait, none was written for {self._settings.append_timeout_s} s"
-            ) from None
+        return self._committer.submit(body)
 
     def _service(self) -> events.Actor:
         return events.Actor(kind="service", id=self._process)
-
-    # --- the committer ----------------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        while True:
-            batch, request = self._next_batch()
-            if batch:
-                self._commit(batch)
-            if request is not None:
-                self._answer(request)
-                if request.stop:
-                    return
-            elif self._checkpoint_is_due():
-                with contextlib.suppress(OSError):  # tried again with the next batch, and at the end for certain
-                    self._sign_checkpoint()
-
-    def _next_batch(self) -> tuple[list[_Pending], _Request | None]:
-        """Return what waits, up to the limits of a batch and up to the first request."""
-        batch: list[_Pending] = []
-        size_bytes = 0
-        try:
-            item = self._queue.get(timeout=self._settings.checkpoint_every_s)
-            while isinstance(item, _Pending):
-                batch.append(item)
-                size_bytes += item.size_bytes
-                if len(batch) >= MAX_BATCH_ENTRIES or size_bytes >= MAX_BATCH_BYTES:
-                    return batch, None
-                item = self._queue.get_nowait()
-        except queue.Empty:
-            return batch, None
-        return batch, item
-
-    def _answer(self, request: _Request) -> None:
-        try:
-            request.done.set_result(self._sign_checkpoint())
-        except OSError as error:
-            request.done.set_exception(AppendFailed(f"storing the checkpoint failed: {error.strerror}"))
-
-    def _checkpoint_is_due(self) -> bool:
-        news = self._history.size - self._checkpoint_size
-        waited_s = self._clock.monotonic_s() - self._checkpoint_at_s
-        return news >= self._settings.checkpoint_every_entries or (
-            news > 0 and waited_s >= self._settings.checkpoint_every_s
-        )
-
-    def _sign_checkpoint(self) -> bytes:
-        """Return the newest checkpoint; it is durable before anybody sees it."""
-        history = self._history
-        self._checkpoint_at_s = self._clock.monotonic_s()
-        if history.size > self._checkpoint_size:
-            signed = checkpoints.sign(self.origin, history.size, history.frontier.root(), self._log_signer)
-            durable.replace_file(self._places.checkpoint, signed)
-            self._checkpoint_size = history.size
-            self._checkpoint_note = signed
-        return self._checkpoint_note
-
-    def _commit(self, batch: list[_Pending]) -> None:
-        """Make `batch` durable and answer its callers; every future is done when this returns."""
-        try:
-            fresh = self._sort_out(batch)
-            receipts = self._write([pending.body for pending in fresh]) if fresh else []
-        except AuditError as error:
-            for pending in batch:
-                if not pending.done.done():
-                    pending.done.set_exception(error)
-            return
-        except BaseException:
-            for pending in batch:
-                if not pending.done.done():
-                    pending.done.set_exception(AppendFailed("the committer met an error that it doesn't know"))
-            raise
-        for pending, receipt in zip(fresh, receipts, strict=True):
-            pending.done.set_result(receipt)
-        again = [pending for pending in batch if not pending.done.done()]
-        for pending in again:  # repeated inside this very batch
-            self._answer_known(pending)
-
-    def _sort_out(self, batch: list[_Pending]) -> list[_Pending]:
-        """Answer drafts that are in the log already, and return one of each id that isn't."""
-        fresh: dict[str, _Pending] = {}
-        for pending in batch:
-            if bytes.fromhex(pending.body["id"]) in self._ids:
-                self._answer_known(pending)
-            else:
-                fresh.setdefault(pending.body["id"], pending)
-        return list(fresh.values())
-
-    def _answer_known(self, pending: _Pending) -> None:
-        index = self._ids[bytes.fromhex(pending.body["id"])]
-        start, end = self._offsets[index], self._offsets[index + 1]
-        leaf = storage.parse_line(self._file.read_line(start, end - start - 1)).leaf
-        event, _ = entry.read_frame(leaf, origin=self.origin)
-        if entry.draft_digest(entry.draft_of(event)) == pending.digest:
-            pending.done.set_result(issue(self.origin, index, leaf, event))
-        else:
-            pending.done.set_exception(IdConflict(f"id {pending.body['id']} names entry {index}, which says otherwise"))
-
-    def _write(self, bodies: list[Event]) -> list[Receipt]:
-        """Return the receipts of `bodies` after their sync; on any error nothing has changed."""
-        wall_us = microseconds(self._clock.now())
-        mono_us = int(self._clock.monotonic_s() * 1_000_000)
-        jump = self._clock_jump(wall_us, mono_us)
-        history = self._history
-        leaves: list[bytes] = []
-        committed: list[Event] = []
-        for body in [*jump, *bodies]:
-            event = self._committed(body, history, wall_us, mono_us)
-            leaf = entry.write_leaf(self.origin, event, self._writer)
-            history = history.after(event, merkle.leaf_hash(leaf))
-            leaves.append(leaf)
-            committed.append(event)
-        first = self._history.size
-        lines, chain = storage.lines_for(first, self._history.chain, leaves)
-        if chain != history.chain:
-            raise AppendFailed("the chain of the batch doesn't agree with itself")
-        offset = self._file.append(b"".join(lines))
-        for position, line in enumerate(lines):
-            offset += len(line)
-            self._offsets.append(offset)
-            self._ids[bytes.fromhex(committed[position]["id"])] = first + position
-        self._history = history
-        self._last_clock = (wall_us, mono_us)
-        receipts = [
-            issue(self.origin, first + position, leaf, event)
-            for position, (leaf, event) in enumerate(zip(leaves, committed, strict=True))
-        ]
-        return receipts[len(jump) :]
-
-    def _committed(self, body: Event, history: History, wall_us: int, mono_us: int) -> Event:
-        tail = history.tail(self._writer.key.name)
-        t_us = max(wall_us, history.t_us)
-        return entry.committed_event(
-            body,
-            t_us=t_us,
-            wall_us=wall_us if wall_us != t_us else None,
-            mono_us=mono_us,
-            boot=self.boot,
-            writer=self._writer.key.name,
-            seq=tail.next_seq,
-            prev=tail.last or None,
-        )
-
-    def _clock_jump(self, wall_us: int, mono_us: int) -> list[Event]:
-        """Return a `clock.jumped` draft if the wall clock moved against the monotonic one, or fell behind the log."""
-        if self._last_clock is None:
-            expected_us = self._history.t_us
-            jumped = wall_us < expected_us
-        else:
-            expected_us = self._last_clock[0] + mono_us - self._last_clock[1]
-            jumped = abs(wall_us - expected_us) > CLOCK_JUMP_US
-        if not jumped:
-            return []
-        draft = events.ClockJumped(
-            id=self.new_id(), decision="allowed", actor=self._service(), from_us=expected_us, to_us=wall_us
-        )
-        return [{**draft.body(), **({} if self.party == COORDINATOR else {"site": self.party})}]

@@ -5,7 +5,8 @@ from datetime import timedelta
 from sqlalchemy import Engine
 
 from audit import events
-from audit.log import AuditLog, write_trust_policy
+from audit.log import AuditLog
+from audit.trust_file import write_trust_policy
 from coordinator.configuration import CoordinatorConfiguration
 from coordinator.enrolment import Enrolment
 from coordinator.membership_store import MembershipStore

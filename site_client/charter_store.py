@@ -17,7 +17,7 @@ from typing import Annotated, Final
 from pydantic import Field, ValidationError
 
 from audit import events
-from audit.log import write_trust_policy
+from audit.trust_file import write_trust_policy
 from federation import canonical
 from federation.audit_trust import log_trusts
 from federation.charter import (

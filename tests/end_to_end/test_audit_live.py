@@ -15,7 +15,8 @@ import sys, threading
 from pathlib import Path
 from audit.edge import SystemClock
 from audit.events import Actor, DataRetired, Dataset
-from audit.log import AuditLog, LogSettings
+from audit.log import AuditLog
+from audit.settings import LogSettings
 
 log = AuditLog.open(
     Path(sys.argv[1]), clock=SystemClock(), serve_socket=True, settings=LogSettings(checkpoint_every_entries=16)

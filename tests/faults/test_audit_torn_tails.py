@@ -121,7 +121,8 @@ import os, sys, threading
 from pathlib import Path
 from audit.edge import SystemClock
 from audit.events import Actor, DataRetired, Dataset
-from audit.log import AuditLog, LogSettings
+from audit.log import AuditLog
+from audit.settings import LogSettings
 
 log = AuditLog.open(Path(sys.argv[1]), clock=SystemClock(), settings=LogSettings(checkpoint_every_entries=16))
 actor = Actor(kind="service", id="daemon")

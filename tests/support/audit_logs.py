@@ -7,7 +7,8 @@ from typing import Any
 
 from audit import storage
 from audit.events import Actor, Budget, DataOpened, DataRetired, Dataset, LedgerHead, Purpose
-from audit.log import AuditLog, LogSettings
+from audit.log import AuditLog
+from audit.settings import LogSettings
 
 FEDERATION = "heart.example.org"
 PARTY = "cleveland"

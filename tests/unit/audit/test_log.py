@@ -11,8 +11,9 @@ from pydantic import ValidationError
 from audit import checkpoint, durable, note
 from audit.errors import AppendFailed, EntryRefused, IdConflict, LogUnreadable, SecondWriter, SettingsUnsafe
 from audit.events import Actor, ClockJumped, DataAbandoned, DataClosed, UserAdded
-from audit.log import AuditLog, LogSettings
+from audit.log import AuditLog
 from audit.receipt import Receipt, ReceiptGuard
+from audit.settings import LogSettings
 from tests.support.audit_logs import HEART, ORIGIN, HandClock, create, draft, entries_file, event_id, opening, reopen
 
 

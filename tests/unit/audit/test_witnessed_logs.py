@@ -7,9 +7,9 @@ import pytest
 
 from audit import checkpoint, key_files, note, storage
 from audit.history import Flaw
-from audit.log import write_trust_policy
 from audit.reading import find_log
 from audit.trust import parse_policy
+from audit.trust_file import write_trust_policy
 from audit.verification import Reader, Verdict, Verification, verify
 from tests.support.audit_logs import ORIGIN, closed_home, create, draft
 
