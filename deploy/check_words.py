@@ -17,7 +17,7 @@ REFUSED = {
     "a folder beside the project": r"\.\./(?:shared|\.library)",
     "the number of an issue of ours": r"(?i)\bissue[s]?\s*#?\s*\d+\b",
     "the id of a case": r"(?<![-\w#.])[A-G](?:0[1-9]|1[0-5])(?![\w%])",
-    "a word about how the project was written": r"(?i)\b(?:subagent|sub-agent|helper session|language model session)\b",
+    "a word about how the project was written": r"(?i)\b(?:sub-?agent|(?:helper|language\s+model)\s+session)\b",
     "the host of a registry": r"(?i)\b(?:pypi\.org|files\.pythonhosted\.org|registry\.npmjs\.org|deb\.debian\.org)\b",
 }
 
