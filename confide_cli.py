@@ -6,6 +6,7 @@ that a person can act on ends here as two lines and an exit status; anything els
 and its trace goes to the log, never to the screen.
 """
 
+import errno
 import importlib
 import os
 import secrets
@@ -65,14 +66,43 @@ def help_text() -> str:
 
 def print_error(error: BaseException) -> int:
     """Print an error of ours as `error CODE: message` and `hint: …` on stderr; return its exit status."""
-    print(f"error {getattr(error, 'code', 'CFD-G01')}: {error}", file=sys.stderr)
+    print(f"error {getattr(error, 'code', 'CFD-G01')}: {_harmless(str(error))}", file=sys.stderr)
     reference = getattr(error, "reference", "")
     if reference:
-        print(f"reference: {reference}", file=sys.stderr)
+        print(f"reference: {_harmless(reference)}", file=sys.stderr)
     hint = getattr(error, "hint", "")
     if hint:
-        print(f"hint: {hint}", file=sys.stderr)
+        print(f"hint: {_harmless(hint)}", file=sys.stderr)
     return int(getattr(error, "exit_status", 1))
+
+
+def _harmless(text: str) -> str:
+    """Return `text` so that nothing in it can drive a terminal or pass for a line of our own.
+
+    A message may quote what another party or a file said. Its further lines are set in.
+    """
+    from federation.edge.tables import visible
+
+    first, *rest = text.split("\n")
+    return "\n".join([visible(first), *(f"  {visible(line.strip())}" for line in rest if line.strip())])
+
+
+_THE_MACHINES: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
+
+
+def is_the_machines(error: BaseException) -> bool:
+    """Return whether the machine, not the program, is at fault: rights, a full or read-only disk, open files."""
+    return isinstance(error, OSError) and error.errno in _THE_MACHINES
+
+
+def report_the_machine(error: OSError) -> int:
+    """Say what the machine refused, and to which account; return 78."""
+    from federation.errors import ConfigurationWrong
+
+    place = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+    text = f"{place}{error.strerror} (uid {os.geteuid()})"
+    hint = "check the account, its rights and the space that is left; nothing more was done"
+    return print_error(ConfigurationWrong("CFD-G04", text, hint=hint))
 
 
 def is_ours(error: BaseException) -> bool:
@@ -201,7 +231,11 @@ def run(arguments: list[str]) -> int:
     except ModuleNotFoundError as missing:
         return report_missing_package(noun, missing)
     except Exception as error:  # noqa: BLE001 (the outermost edge: nothing below may print a trace)
-        return print_error(error) if is_ours(error) else report_internal_error(error)
+        if is_ours(error):
+            return print_error(error)
+        if isinstance(error, OSError) and is_the_machines(error):
+            return report_the_machine(error)
+        return report_internal_error(error)
 
 
 def main() -> None:

@@ -40,6 +40,8 @@ from federation.words import fingerprint_words
 
 PREFIX: Final = "/api/v1"
 MAX_REQUEST_BYTES: Final = 4 << 20
+MAX_NUMBER: Final = 2**63 - 1
+"""The greatest number that a database column holds."""
 WATCH_WAIT_S: Final = 15.0
 
 
@@ -326,7 +328,7 @@ def _add_jobs(app: FastAPI, service: CoordinatorService, authenticate: Callable[
     @app.get(f"{PREFIX}/jobs", dependencies=[_permission("list", authenticate)])
     def list_jobs(
         state: Annotated[list[str] | None, Query(max_length=16)] = None,
-        before: Annotated[int | None, Query(ge=0)] = None,
+        before: Annotated[int | None, Query(ge=0, le=MAX_NUMBER)] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> tuple[JobView, ...]:
         return service.list_jobs(state, before=before, limit=limit)
@@ -342,13 +344,13 @@ def _add_jobs(app: FastAPI, service: CoordinatorService, authenticate: Callable[
     @app.get(f"{PREFIX}/jobs/{{job}}/events", dependencies=[_permission("events", authenticate)])
     def events(
         job: str,
-        after: Annotated[int, Query(ge=0)] = 0,
+        after: Annotated[int, Query(ge=0, le=MAX_NUMBER)] = 0,
         limit: Annotated[int, Query(ge=1, le=1000)] = 500,
     ) -> tuple[EventView, ...]:
         return service.events(job, after=after, limit=limit)
 
     @app.get(f"{PREFIX}/jobs/{{job}}/watch", dependencies=[_permission("watch", authenticate)])
-    def watch(job: str, last_event_id: Annotated[int, Header(ge=0)] = 0) -> StreamingResponse:
+    def watch(job: str, last_event_id: Annotated[int, Header(ge=0, le=MAX_NUMBER)] = 0) -> StreamingResponse:
         service.show(job)  # an unknown job is an error now, not in the middle of a stream
         return StreamingResponse(
             _events(service, job, last_event_id),
@@ -441,7 +443,7 @@ class ApiServer:
         except OSError as error:
             listener.close()
             text = f"the API can't listen on {self._host} port {self._port}: {error.strerror}"
-            raise ConfigurationWrong("CFD-J13", text, hint="set api.listen in coordinator.yaml") from None
+            raise ConfigurationWrong("CFD-J13", text) from None
         self._thread = threading.Thread(target=self._run, args=(listener,), name="api", daemon=True)
         self._thread.start()
         port: int = listener.getsockname()[1]

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from audit.places import Places
 from coordinator.configuration import CoordinatorConfiguration, Link
 from coordinator.membership_home import coordinator_keys, open_database, open_membership, write_trust
+from coordinator.ports import free_place
 from federation.certificates import (
     Authority,
     certificate_to_pem,
@@ -44,7 +45,8 @@ Make a new federation: keys, certificate authority, database, audit log, configu
   --address HOST:PORT     how sites reach this coordinator; HOST is a DNS name or an IP address
   --operator ORG          the organisation that runs it (default: NAME)
   --listen WHERE          ADDRESS:PORT to listen on on this machine (default: 0.0.0.0 and the port of --address)
-  --api-listen WHERE      ADDRESS:PORT of the API and the console on this machine (default: 127.0.0.1:8443)
+  --api-listen WHERE      ADDRESS:PORT of the API and the console on this machine
+                          (default: 127.0.0.1 and 8443, or the next port that is free)
   --format table|json
 
 Example: confide coordinator init --name heart.example.org --address coordinator.example.org:9443
@@ -91,8 +93,7 @@ def _configuration(options: argparse.Namespace) -> CoordinatorConfiguration:
         "address": str(address),
         "link": Link(listen=options.listen or f"0.0.0.0:{address.port}"),
     }
-    if options.api_listen:
-        values["api_listen"] = options.api_listen
+    values["api_listen"] = options.api_listen or free_place(not_port=address.port)
     try:
         return CoordinatorConfiguration.model_validate(values)
     except ValueError:
@@ -166,6 +167,7 @@ def _tell(home: CoordinatorHome, configuration: CoordinatorConfiguration, form: 
         "federation": configuration.federation,
         "home": str(home.path),
         "address": configuration.address,
+        "api": configuration.api_listen,
         "identity_words": fingerprint_words(home.identity().public),
         "root_words": fingerprint_words(home.root_public()),
         "authority_words": fingerprint_words(spki),

@@ -11,7 +11,7 @@ from coordinator.api_client import Federation
 from coordinator.people import Person, add_person_options, person_of
 from coordinator.round_line import round_line
 from coordinator.views import JobView, PreviewView
-from federation.edge.files import read_bytes
+from federation.edge.files import decode_input, read_text_input
 from federation.edge.tables import FORMATS, print_record, print_rows, visible
 from federation.errors import CheckFailed, ConfideError, InvalidInput
 
@@ -52,14 +52,9 @@ def _with_format(parser: argparse.ArgumentParser) -> None:
 
 
 def _read_plan(path: str) -> str:
-    data = (
-        sys.stdin.buffer.read(MAX_PLAN_BYTES + 1) if path == "-" else read_bytes(Path(path), limit_bytes=MAX_PLAN_BYTES)
-    )
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        text = f"{path}: byte {error.start} (0x{data[error.start]:02x}) is not UTF-8"
-        raise InvalidInput("CFD-P01", text, hint="save the file as UTF-8") from None
+    if path == "-":
+        return decode_input(sys.stdin.buffer.read(MAX_PLAN_BYTES + 1), "standard input")
+    return read_text_input(Path(path), limit_bytes=MAX_PLAN_BYTES)
 
 
 def _contract_beside(path: str, named: Path | None, contract_name: str) -> str | None:
@@ -68,14 +63,14 @@ def _contract_beside(path: str, named: Path | None, contract_name: str) -> str |
     from federation.edge.documents import read_document
 
     if named is not None:
-        return read_bytes(named).decode("utf-8-sig")
+        return read_text_input(named)
     if path == "-":
         return None
     folder = Path(path).resolve().parent
     for candidate in sorted([*folder.glob("*.yaml"), *(folder / "contracts").glob("*.yaml")]):
         try:
             if read_document(candidate, DataContract).name == contract_name:
-                return read_bytes(candidate).decode("utf-8-sig")
+                return read_text_input(candidate)
         except ConfideError:
             continue  # another kind of document, or nobody's business here
     return None

@@ -10,6 +10,8 @@ from federation.errors import ConfigurationWrong
 
 _LISTENING: Final = "0A"
 _PROC: Final = Path("/proc")
+_FIRST_API_PORT: Final = 8443
+_PORTS_TRIED: Final = 100
 
 
 def split_address(listen: str) -> tuple[str, int]:
@@ -43,6 +45,19 @@ def refuse_taken(listen: str, what: str) -> None:
             else:
                 text = f"{what}: {listen} can't be listened on: {problem.strerror}"
             raise ConfigurationWrong("CFD-J13", text) from None
+
+
+def free_place(*, not_port: int, proc: Path = _PROC) -> str:
+    """Return where on the loopback of this machine an API may listen: at 8443, else at the next port that is free.
+
+    Args:
+        not_port: The port that sites will dial, which nobody listens on yet.
+        proc: Where the kernel says who listens; nothing is tried out.
+    """
+    for port in range(_FIRST_API_PORT, _FIRST_API_PORT + _PORTS_TRIED):
+        if port != not_port and not any(_listeners(proc / "net" / name, port) for name in ("tcp", "tcp6")):
+            return f"127.0.0.1:{port}"
+    return f"127.0.0.1:{_FIRST_API_PORT}"  # `serve` will name who holds it
 
 
 def _by(port: int) -> str:

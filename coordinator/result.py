@@ -15,7 +15,7 @@ from coordinator.result_documents import model_card, privacy_facts, provenance
 from federation import contract as contracts
 from federation import messages
 from federation import plan as plans
-from federation.edge.files import make_folder, read_bytes, write_whole
+from federation.edge.files import make_folder, read_input, write_whole
 from federation.errors import CheckFailed, ConfideError, InvalidInput
 from federation.identity import check_signature
 from federation.link.chunks import reference_of
@@ -111,10 +111,10 @@ def verify_result(folder: Path) -> Verified:
     if origin.get("schema") != "confide/provenance/v1":
         raise InvalidInput("CFD-J25", f"{folder} holds no result that this version reads")
     _check_files(folder, origin)
-    plan_bytes = read_bytes(folder / PLAN, limit_bytes=_LIMIT)
+    plan_bytes = read_input(folder / PLAN, limit_bytes=_LIMIT)
     plan = plans.decode(plan_bytes)
     digest = hashlib.sha256(plan_bytes).hexdigest()
-    contract = contracts.from_canonical(read_bytes(folder / CONTRACT, limit_bytes=_LIMIT))
+    contract = contracts.from_canonical(read_input(folder / CONTRACT, limit_bytes=_LIMIT))
     _agree("the plan's digest", digest, origin.get("plan"))
     _agree("the contract's digest", contracts.digest(contract), plan.data.contract_digest)
     key = _hex(str(origin.get("coordinator_identity", "")), "the coordinator's key")
@@ -137,7 +137,7 @@ def _check_files(folder: Path, origin: dict[str, Any]) -> None:
 def _check_chain(folder: Path, key: bytes, plan_digest: str, job: str) -> messages.Release:
     previous: messages.BlobReference | None = None
     last: messages.Release | None = None
-    for number, line in enumerate(read_bytes(folder / RELEASES, limit_bytes=_LIMIT).splitlines()):
+    for number, line in enumerate(read_input(folder / RELEASES, limit_bytes=_LIMIT).splitlines()):
         where = f"release {number} in {RELEASES}"
         try:
             item = json.loads(line)
@@ -182,7 +182,7 @@ def _hex(text: str, what: str) -> bytes:
 
 def _read_json(folder: Path, name: str) -> dict[str, Any]:
     try:
-        value = json.loads(read_bytes(folder / name, limit_bytes=_LIMIT))
+        value = json.loads(read_input(folder / name, limit_bytes=_LIMIT))
     except (ValueError, RecursionError):
         raise InvalidInput("CFD-J25", f"{folder / name} is not JSON") from None
     if not isinstance(value, dict):

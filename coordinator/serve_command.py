@@ -175,7 +175,9 @@ def check(arguments: list[str]) -> int:
     record = {"home": str(home.path), **effective(configuration), "problems": problems}
     print_record(record, schema="confide/coordinator-check/v1", form=options.format)
     if problems:
-        raise ConfigurationWrong("CFD-G04", f"{len(problems)} problem(s) in {home.path}: {problems[0]}")
+        raise ConfigurationWrong(
+            "CFD-G04", f"{len(problems)} problem(s) in {home.path}: {problems[0]}", hint="see `problems` above"
+        )
     return 0
 
 

@@ -24,7 +24,7 @@ from federation.contract import DataContract
 from federation.edge.clock import SystemClock
 from federation.edge.configuration import environment
 from federation.edge.documents import read_document
-from federation.edge.files import make_folder, read_bytes
+from federation.edge.files import make_folder, read_input
 from federation.edge.tables import print_record, visible
 from federation.errors import ConfideError, ConfigurationWrong, InvalidInput, OutOfOrder
 from federation.plan import Plan
@@ -130,7 +130,7 @@ def require_engine() -> None:
 
 def _documents(options: argparse.Namespace) -> tuple[Plan, DataContract]:
     path = Path(options.plan)
-    plan = plans.read(read_bytes(path, limit_bytes=1 << 20), source=path.name)
+    plan = plans.read(read_input(path, limit_bytes=1 << 20), source=path.name)
     contract = _contract(path, options.contract, plan.data.contract)
     return simulation.simulated_plan(plan, contract, sites=options.sites, rounds=options.rounds), contract
 

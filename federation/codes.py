@@ -49,6 +49,7 @@ GENERAL: Final = _rows(
     ("CFD-G04", 78, "a file or folder of the home can't be read or written", "check owner and permissions"),
     ("CFD-G05", 130, "interrupted by the keyboard", "run the command again"),
     ("CFD-G06", 1, "the demo could not go on", "see the message; everything that it wrote is in its folder"),
+    ("CFD-G07", 2, "a file that the command line names can't be read", "check its name and its permissions"),
 )
 
 # One block for each area. Keep numbers when wording changes; never reuse a number.

@@ -1,8 +1,10 @@
 """`confide site …`: one word more is imported only when it is asked for."""
 
+import difflib
 import importlib
-import sys
 from typing import Final
+
+from federation.errors import InvalidInput
 
 HELP: Final = """confide site: one institution's side of the federation
 
@@ -47,11 +49,12 @@ def main(arguments: list[str]) -> int:
     """Run one verb and return the exit status."""
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(HELP, end="")
-        return 0
+        return 0 if arguments else 2
     found = VERBS.get(arguments[0])
     if found is None:
-        print(f"confide site: unknown verb {arguments[0]!r}\n\n{HELP}", file=sys.stderr, end="")
-        return 2
+        near = difflib.get_close_matches(arguments[0], VERBS, n=1)
+        hint = f"did you mean `confide site {near[0]}`?" if near else "see `confide site --help`"
+        raise InvalidInput("CFD-G02", f"there is no `confide site {arguments[0]}`", hint=hint)
     module, name = found
     status: int = getattr(importlib.import_module(module), name)(arguments[1:])
     return status

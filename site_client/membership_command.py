@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from federation.edge.configuration import environment, load_configuration, resolve_home
-from federation.edge.files import read_bytes
+from federation.edge.files import read_bytes, read_input
 from federation.edge.homes import SiteHome
 from federation.edge.tables import FORMATS, print_record, print_rows
 from federation.errors import ConfigurationWrong, InvalidInput
@@ -128,7 +128,7 @@ def enrol(arguments: list[str]) -> int:
 def _read_token(name: str) -> str:
     if name == "-":
         return sys.stdin.read(65_536)
-    return read_bytes(Path(name), limit_bytes=65_536).decode("utf-8", "replace")
+    return read_input(Path(name), limit_bytes=65_536).decode("utf-8", "replace")
 
 
 # --- members --------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from typing import Any
 
 from audit import events as audit_events
 from audit.errors import AuditError
+from federation.edge.clock import rfc3339
 from federation.errors import ConfideError, OutOfOrder
 from federation.link.client import LinkClient
 from federation.messages import JobId
@@ -95,10 +96,10 @@ class OperatorDesk:
             "paused": self._site.store.flag(PAUSED) is not None,
             "link": {
                 "state": link.state.value,
-                "since": link.since.isoformat(),
+                "since": rfc3339(link.since),
                 "route": link.route,
                 "problem": None if link.problem is None else f"{link.problem.code} {link.problem.message}",
-                "certificate_ends": None if link.certificate_ends is None else link.certificate_ends.isoformat(),
+                "certificate_ends": None if link.certificate_ends is None else rfc3339(link.certificate_ends),
                 "messages_waiting": link.pending_count,
             },
             "approvals_waiting": len(self._site.store.approvals(state="waiting")),

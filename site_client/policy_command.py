@@ -65,11 +65,11 @@ def test(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     from federation import plan as plans
     from federation import policy as policies
-    from federation.edge.files import read_bytes
+    from federation.edge.files import read_bytes, read_input
     from federation.messages import Decision
 
     home = open_home(options.home)
-    plan = plans.read(read_bytes(Path(options.plan)), source=options.plan)
+    plan = plans.read(read_input(Path(options.plan)), source=options.plan)
     policy = policies.read(read_bytes(home.policy_file), source=str(home.policy_file))
     facts = _facts(home, policy, plan, submitter=options.submitter, vouched=options.vouched)
     found = policies.explain(policy, plan, facts)

@@ -142,6 +142,40 @@ def read_bytes(path: Path, *, limit_bytes: int = MAX_SMALL_FILE_BYTES) -> bytes:
     return content
 
 
+def read_input(path: Path, *, limit_bytes: int = MAX_SMALL_FILE_BYTES) -> bytes:
+    """Return the content of a small file that somebody named on the command line.
+
+    Raises:
+        InvalidInput: Missing, not readable, or larger than `limit_bytes`.
+    """
+    try:
+        return read_bytes(path, limit_bytes=limit_bytes)
+    except ConfigurationWrong as problem:
+        raise InvalidInput("CFD-G07", problem.message) from None
+
+
+def read_text_input(path: Path, *, limit_bytes: int = MAX_SMALL_FILE_BYTES) -> str:
+    """Return the text of a small UTF-8 file that somebody named on the command line, without a byte-order mark.
+
+    Raises:
+        InvalidInput: As `read_input`, or the file isn't UTF-8.
+    """
+    return decode_input(read_input(path, limit_bytes=limit_bytes), path.name)
+
+
+def decode_input(data: bytes, name: str) -> str:
+    """Return `data` as text, without a byte-order mark.
+
+    Raises:
+        InvalidInput: It isn't UTF-8; the message has the place.
+    """
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        text = f"{name}: byte {error.start} (0x{data[error.start]:02x}) is not UTF-8"
+        raise InvalidInput("CFD-P01", text, hint="save the file as UTF-8") from None
+
+
 def read_secret(path: Path) -> bytes:
     """Return the content of a file that only this account may read.
 

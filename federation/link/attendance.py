@@ -245,7 +245,7 @@ class Attendances:
         self._states[peer.site] = SiteState(
             peer.site, state, since, attendance.last_seen, peer.address, attendance.hello.versions
         )
-        _log.info("site attendance", site=peer.site, state=str(state))
+        _log.info("site.attendance", site=peer.site, state=str(state))
         self._backend.on_attendance(peer.site, state, since)
 
     def _heard(self, attendance: _Attendance) -> None:

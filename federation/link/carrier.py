@@ -123,7 +123,7 @@ class Carrier:
                 return
             if problem.code not in PASSING_CODES:
                 raise problem
-            _log.info("transfer broke off", transfer=str(transfer), code=problem.code)
+            _log.info("transfer.broken", transfer=str(transfer), code=problem.code)
             if transfer.chunks > moved_before:
                 backoff.reset()
             wait_s = min(backoff.wait_s(), max(0.0, ends_s - self._clock.monotonic_s()))

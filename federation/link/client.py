@@ -285,7 +285,7 @@ class LinkClient:
             else:
                 wait_s, state = self._limits.permanent_retry_s, LinkState.BLOCKED
             self._set(state, problem=problem, retry_s=wait_s)
-            _log.warning("link lost", code=problem.code, detail=problem.message, retry_s=round(wait_s, 1))
+            _log.warning("link.broken", code=problem.code, detail=problem.message, retry_s=round(wait_s, 1))
             try:
                 self._handler.on_lost(problem)
             except Exception:  # noqa: BLE001 (the site's own fault must not end the link)
@@ -360,7 +360,7 @@ class LinkClient:
         stream.accepted = True
         stream.opened.set()
         self._set(LinkState.CONNECTED, notice=reply.notice)
-        _log.info("link connected", notice=reply.notice)
+        _log.info("link.opened", notice=reply.notice)
         self._handler.on_connected(reply)
 
     def _watch(self, stream: _Stream, over: threading.Event) -> None:

@@ -202,7 +202,7 @@ class Correspondence:
                 message, body = open_message(travelled, public_key)
             except (NotAuthenticated, PeerMisbehaved, InvalidInput) as problem:
                 # Not remembered: an id in an unproved message says nothing.
-                _log.warning("message refused", code=problem.code, kind=travelled.kind[:40])
+                _log.warning("message.refused", code=problem.code, kind=travelled.kind[:40])
                 self._answer(travelled.message_id[:128], Refusal(problem.code, problem.message))
                 return
             message_id = travelled.message_id

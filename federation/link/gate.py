@@ -103,11 +103,11 @@ def streaming(
 def _told(problem: Exception) -> ConfideError:
     """Return what the caller is told; a fault of ours is logged here and told without its text."""
     if isinstance(problem, ConfideError):
-        _log.info("call refused", code=problem.code)
+        _log.info("call.refused", code=problem.code)
         return problem
     if isinstance(problem, grpc.RpcError):
         return Unreachable("CFD-L01", "the call was cut")
-    _log.error("call failed", exc_info=problem)
+    _log.error("call.failed", exc_info=problem)
     return Unreachable("CFD-L26", "the coordinator met an error of its own")
 
 

@@ -1,3 +1,5 @@
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -110,3 +112,52 @@ def test_flower_is_told_to_be_silent_before_any_import() -> None:
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, timeout=60, env={"PATH": "/usr/bin"}
     )
     assert done.returncode == 0, done.stderr.decode()
+
+
+def test_nothing_in_a_message_drives_a_terminal_or_passes_for_a_line_of_ours(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_noun: str) -> object:
+        raise PolicyRefused("CFD-G02", "no\x1b[2J\u202e\nerror CFD-G99: forged", hint="a\x07\nhint: forged")
+
+    monkeypatch.setattr(confide_cli, "_load", refuse)
+    assert confide_cli.run(["site"]) == 2
+    shown = "error CFD-G02: no\\x1b[2J\\u202e\n  error CFD-G99: forged\nhint: a\\x07\n  hint: forged\n"
+    assert capsys.readouterr().err == shown
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+def test_what_the_machine_refuses_is_no_internal_error(
+    number: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_noun: str) -> object:
+        raise OSError(number, os.strerror(number), "/var/lib/confide/site.yaml")
+
+    monkeypatch.setattr(confide_cli, "_load", refuse)
+    assert confide_cli.run(["site"]) == 78
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"error CFD-G04: /var/lib/confide/site.yaml: {os.strerror(number)} (uid ")
+    assert "hint: " in shown
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["job", "submit", "missing.yaml", "--home", "."],
+        ["job", "validate", ".", "--home", "."],
+        ["model", "verify", "missing"],
+        ["site", "enrol", "https://127.0.0.1:1", "--token-file", "missing.token", "--home", "home"],
+    ],
+)
+def test_a_missing_file_on_the_command_line_is_the_caller_s_mistake_not_the_home_s(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert confide_cli.run(arguments) == 2
+    assert capsys.readouterr().err.startswith("error CFD-G07: ")
+
+
+def test_an_unknown_verb_of_a_site_gets_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert confide_cli.run(["site", "statsu"]) == 2
+    shown = capsys.readouterr().err
+    assert shown == "error CFD-G02: there is no `confide site statsu`\nhint: did you mean `confide site status`?\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.ports import holder_of, refuse_taken, split_address
+from coordinator.ports import free_place, holder_of, refuse_taken, split_address
 from federation.errors import ConfigurationWrong
 
 pytestmark = pytest.mark.enable_socket
@@ -59,3 +59,21 @@ def test_addresses_of_both_families_are_read() -> None:
 
 def test_nobody_is_found_where_the_system_tells_nothing(tmp_path: Path) -> None:
     assert holder_of(9443, proc=tmp_path) is None
+
+
+def listens(proc: Path, *ports: int) -> Path:
+    """Write what the kernel says while somebody listens on `ports`."""
+    (proc / "net").mkdir(parents=True, exist_ok=True)
+    rows = [f"   0: 0100007F:{port:04X} 00000000:0000 0A 0:0 00:0 0 0 0 4711 1" for port in ports]
+    (proc / "net" / "tcp").write_text("\n".join(["  sl  local_address rem_address   st", *rows]) + "\n")
+    return proc
+
+
+def test_the_api_gets_8443_unless_it_is_taken_or_is_the_port_that_sites_dial(tmp_path: Path) -> None:
+    assert free_place(not_port=9443, proc=listens(tmp_path)) == "127.0.0.1:8443"
+    assert free_place(not_port=8443, proc=listens(tmp_path)) == "127.0.0.1:8444"
+    assert free_place(not_port=8444, proc=listens(tmp_path, 8443)) == "127.0.0.1:8445"
+
+
+def test_where_nothing_is_free_the_usual_port_is_written_and_serve_names_its_holder(tmp_path: Path) -> None:
+    assert free_place(not_port=1, proc=listens(tmp_path, *range(8000, 9000))) == "127.0.0.1:8443"
