@@ -23,3 +23,15 @@ def forget_models(store: Store, blobs: BlobStore, job: JobId, *, kept_count: int
         for reference in (found.model, found.state):
             if reference is not None and reference.root not in needed:
                 blobs.remove(reference)
+
+
+def forget_means(store: Store, blobs: BlobStore, job: JobId) -> None:
+    """Remove the means of an ended job whose sites all know its end."""
+    releases = store.releases.all(job)
+    needed = store.releases.roots(except_job=job)
+    for release in releases:
+        needed |= {release.model.root, release.record_blob.root}
+        needed |= {release.state.root} if release.state is not None else set()
+    for release in releases:
+        if release.mean.root not in needed:
+            blobs.remove(release.mean)

@@ -6,31 +6,27 @@ raise the errors of `federation.errors`. Decisions are the machines', acts are t
 neither.
 """
 
-import hashlib
 import secrets
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from audit.log import AuditLog
-from coordinator import job_machine, membership_home, showing
+from coordinator import job_machine, membership_home, retention, showing
 from coordinator.conductor import Conductor
 from coordinator.configuration import CoordinatorConfiguration
 from coordinator.enrolment import Enrolment
-from coordinator.init_command import issue_server_certificate
-from coordinator.job_machine import JobState
+from coordinator.housekeeping import Housekeeping
 from coordinator.job_threads import JobThreads
 from coordinator.membership_store import MembershipStore
 from coordinator.model_registry import ModelRegistry
+from coordinator.overview import Overview
 from coordinator.reception import Previews, Reception
 from coordinator.recording import AuditRecorder
-from coordinator.records import JobRecord
+from coordinator.released_files import ReleasedFiles
 from coordinator.round_work import RoundSettings, RoundWork
 from coordinator.store import Store
 from coordinator.submission import ResolvedPlan, Submissions
@@ -39,37 +35,26 @@ from coordinator.views import (
     EventView,
     JobView,
     PreviewView,
-    ResultFile,
     ResultView,
-    RoundView,
-    SiteInJobView,
     SiteView,
     ValidationView,
 )
 from federation import contract, flower, plan
-from federation.certificates import renewal_due
 from federation.edge.clock import Clock
 from federation.edge.files import HomeLock
 from federation.edge.homes import CoordinatorHome
 from federation.edge.logs import Log
-from federation.errors import ConfideError, InvalidInput, OutOfOrder
+from federation.errors import InvalidInput
 from federation.identity import IdentityKey
 from federation.link.blobs import BlobStore
 from federation.link.server import LinkServer, ServerTls
 from federation.messages import (
     PROTOCOL_VERSION,
-    BlobReference,
     JobId,
-    Phase,
-    PhaseReply,
     PreviewRequest,
-    SiteId,
     Versions,
-    decode_body,
 )
 
-CERTIFICATE_LOOK_S: Final = 3600.0
-"""How often the coordinator looks at the end of its own certificate."""
 STOP_WAIT_S: Final = 30.0
 """How long an orderly stop waits for a job that is just writing a model."""
 
@@ -150,7 +135,7 @@ class CoordinatorService:
             settings=configuration.jobs,
             clock=clock,
             log=log,
-            forget=self._forget_means,
+            forget=lambda job: retention.forget_means(self._store, self._blobs, job),
         )
         self._threads = JobThreads(
             prepare=self._prepare,
@@ -165,8 +150,17 @@ class CoordinatorService:
             send=self.link.send,
             new_message_id=self.link.message_ids.next,
         )
-        self._stopping = threading.Event()
-        self._housekeeper = threading.Thread(target=self._keep_house, name="housekeeping", daemon=True)
+        self._housekeeping = Housekeeping(
+            home,
+            configuration,
+            membership=membership,
+            link=self.link,
+            reception=self._reception,
+            clock=clock,
+            log=log,
+        )
+        self._overview = Overview(self._store, why=self._conductor.why)
+        self._released = ReleasedFiles(self._store, self._blobs)
         self._started = False
         self._closed = False
 
@@ -181,7 +175,7 @@ class CoordinatorService:
         self._store.presence.everyone_is_lost()
         port = self.link.start()
         self._conductor.start(self._threads)
-        self._housekeeper.start()
+        self._housekeeping.start()
         self._started = True
         self.log.info("coordinator.started")
         return port
@@ -195,7 +189,7 @@ class CoordinatorService:
         if self._closed:
             return
         self._closed = True
-        self._stopping.set()
+        self._housekeeping.stop()
         self._conductor.stop()
         left = self._threads.stop(timeout_s=0.2 if at_once else STOP_WAIT_S)
         if self._started:
@@ -329,56 +323,11 @@ class CoordinatorService:
         self, states: Iterable[str] | None = None, *, before: int | None = None, limit: int = 100
     ) -> tuple[JobView, ...]:
         """Return jobs, the newest first; `before` is the `number` of the last one of the page before."""
-        try:
-            wanted = None if states is None else [JobState(state) for state in states]
-        except ValueError:
-            known = ", ".join(state.value for state in JobState)
-            raise InvalidInput("CFD-J02", f"no such state of a job; there are: {known}") from None
-        records = self._store.jobs.page(wanted, before=before, limit=limit)
-        return tuple(
-            showing.job_view(
-                record,
-                waiting=job_machine.waiting_for(record.job),
-                newest=self._store.releases.newest_evaluated(record.id),
-            )
-            for record in records
-        )
+        return self._overview.jobs(states, before=before, limit=limit)
 
     def show(self, job: str) -> JobView:
         """Return a job with its sites and rounds."""
-        record = self._store.jobs.get(JobId(job))
-        presence = self._store.presence.all()
-        sites = [self._site_in_job(record, site, presence) for site in sorted(record.job.sites)]
-        rounds = self._rounds(record)
-        current = rounds[-1] if rounds else None
-        waiting = showing.waiting_sentence(record, current)
-        if record.job.state is JobState.QUEUED:
-            waiting = self._conductor.why(record.id)
-        newest = self._store.releases.newest_evaluated(record.id)
-        return showing.job_view(record, waiting=waiting, newest=newest, sites=sites, rounds=rounds)
-
-    def _site_in_job(self, record: JobRecord, site: SiteId, presence: Any) -> SiteInJobView:
-        kept = self._store.jobs.answer(record.id, site)
-        return showing.site_in_job_view(record, site, None if kept is None else kept[0], presence)
-
-    def _rounds(self, record: JobRecord) -> list[RoundView]:
-        releases = {release.step - 1: release for release in self._store.releases.all(record.id)}
-        views = []
-        for attempt in self._store.rounds.all(record.id):
-            at = (attempt.round.number, attempt.round.attempt)
-            replies = self._store.rounds.replies(record.id, *at, Phase.TRAIN)
-            bodies = [decode_body("phase-reply", reply.body) for reply in replies if reply.body is not None]
-            spent = [showing.rounded_up(body.epsilon) for body in bodies if isinstance(body, PhaseReply)]
-            known = [epsilon for epsilon in spent if epsilon is not None]
-            views.append(
-                showing.round_view(
-                    attempt,
-                    releases.get(attempt.round.number),
-                    answered=frozenset(reply.site for reply in replies),
-                    epsilon=max(known, default=None),
-                )
-            )
-        return views
+        return self._overview.show(JobId(job))
 
     def events(self, job: str, *, after: int = 0, limit: int = 500) -> tuple[EventView, ...]:
         """Return a job's events with a number above `after`, the oldest first."""
@@ -398,11 +347,7 @@ class CoordinatorService:
 
     def sites(self) -> tuple[SiteView, ...]:
         """Return every site that ever said hello, and what it works on."""
-        live = (JobState.OFFERED, JobState.RUNNING, JobState.PAUSED)
-        return tuple(
-            showing.site_view(presence, self._store.jobs.of_site(site, live))
-            for site, presence in sorted(self._store.presence.all().items())
-        )
+        return self._overview.sites()
 
     def result_files(self, job: str, round: int | None = None) -> ResultView:  # noqa: A002 (the word that people use)
         """Return the files of a job's newest released model, or of the one after `round`, counted from 0.
@@ -410,46 +355,11 @@ class CoordinatorService:
         Raises:
             InvalidInput: There is no such model, or it is no longer kept.
         """
-        record = self._store.jobs.get(JobId(job))
-        releases = [release for release in self._store.releases.all(record.id) if release.step > 0]
-        wanted = [release for release in releases if round is None or release.round == round]
-        if not wanted:
-            raise InvalidInput("CFD-J09", f"job {job} has released no {'such ' if releases else ''}model yet")
-        chosen = wanted[-1]
-        files = [_file("model.safetensors", self._blob(chosen.model))]
-        if chosen.state is not None:
-            files.append(_file("server_state.safetensors", self._blob(chosen.state)))
-        chain = self._store.releases.all(record.id)[: chosen.step + 1]
-        return ResultView(
-            job=record.id,
-            round=chosen.round,
-            step=chosen.step,
-            model_digest=chosen.model_digest,
-            files=tuple(files),
-            releases=tuple({"record": one.record.hex(), "signature": one.signature.hex()} for one in chain),
-            metrics=None if chosen.metrics is None else dict(chosen.metrics),
-        )
-
-    def _blob(self, reference: BlobReference) -> Path:
-        try:
-            return self._blobs.path(reference)
-        except OutOfOrder:
-            raise InvalidInput(
-                "CFD-J09", "this model is no longer kept", hint="raise retention.models_count, or take a newer round"
-            ) from None
+        return self._released.of(JobId(job), round)
 
     def metrics(self) -> Mapping[str, Any]:
         """Return figures for monitoring: jobs by state, rounds by outcome, sites up, bytes, free places."""
-        presence = self._store.presence.all()
-        return {
-            "jobs": self._store.jobs.counts(),
-            "rounds": self._store.rounds.counts(),
-            "upload_bytes": self._store.rounds.upload_bytes(),
-            "round_seconds": self._store.rounds.seconds(),
-            "updates": self._store.rounds.reply_counts(),
-            "sites": {site: found.connected for site, found in presence.items()},
-            "site_seen_us": {site: found.seen_us for site, found in presence.items()},
-        }
+        return self._overview.metrics()
 
     # --- jobs at work -----------------------------------------------------------------------------------------
 
@@ -485,62 +395,9 @@ class CoordinatorService:
     def _break(self, job: JobId, reason: str) -> None:
         self._conductor.step(job, job_machine.Broke(reason))
 
-    def _forget_means(self, job: JobId) -> None:
-        """Remove the means of an ended job whose sites all know its end; models stay as the retention says."""
-        releases = self._store.releases.all(job)
-        needed = self._store.releases.roots(except_job=job)
-        for release in releases:
-            needed |= {release.model.root, release.record_blob.root}
-            needed |= {release.state.root} if release.state is not None else set()
-        for release in releases:
-            if release.mean.root not in needed:
-                self._blobs.remove(release.mean)
-
     def _tls(self) -> ServerTls:
         files = self.home.credentials()
         return ServerTls(key_pem=files.private_key, certificate_pem=files.certificate, authority_pem=files.authority)
-
-    def _keep_house(self) -> None:
-        """Once a second: send new charter epochs to sites that attend; once an hour: look at the certificate."""
-        signed = self.membership.charter()
-        epoch = 0 if signed is None else signed.charter.epoch
-        look_again_s = 0.0
-        while not self._stopping.wait(1.0):
-            try:
-                epoch = self._send_new_epochs(epoch)
-                if self.clock.monotonic_s() >= look_again_s:
-                    look_again_s = self.clock.monotonic_s() + CERTIFICATE_LOOK_S
-                    self.renew_certificate()
-            except (ConfideError, DBAPIError) as problem:
-                self.log.internal("housekeeping.failed", problem)
-
-    def _send_new_epochs(self, epoch: int) -> int:
-        """Send every epoch after `epoch`, which a command has put in force, and return the newest one's number."""
-        found = self.membership.charter()
-        if found is None or found.charter.epoch == epoch:
-            return epoch
-        for state in self.link.site_states():
-            if self.link.connected(state.site):
-                self._reception.send_charters(SiteId(state.site), epoch)
-        return found.charter.epoch
-
-    def renew_certificate(self) -> bool:
-        """Renew the coordinator's own certificate where that is due, without a restart; return whether it was."""
-        before = timedelta(seconds=self.configuration.certificates.renew_before_s)
-        if not renewal_due(self.home.certificate(), now=self.clock.now(), before=before):
-            return False
-        issue_server_certificate(self.home, self.configuration, self.clock)
-        self.link.reload_tls()
-        self.log.info("certificate.renewed")
-        return True
-
-
-def _file(name: str, path: Path) -> ResultFile:
-    hasher = hashlib.sha256()
-    with path.open("rb") as stream:
-        while piece := stream.read(1 << 20):
-            hasher.update(piece)
-    return ResultFile(name=name, path=str(path), size_bytes=path.stat().st_size, sha256=hasher.hexdigest())
 
 
 def open_service(home: CoordinatorHome, *, clock: Clock, log: Log) -> CoordinatorService:
