@@ -10,7 +10,8 @@ from federation.edge.tables import print_record, print_rows
 from site_client.command_line import Parser, open_home, reading_store, wants_help
 
 if TYPE_CHECKING:
-    from site_client.store import Approval, Store
+    from site_client.store import Store
+    from site_client.stored import Approval
 
 HELP: Final = """confide site approvals: jobs that wait for a person of this site
 

@@ -20,8 +20,9 @@ from site_client.jobs import approval_part
 from site_client.offers import Judgement, Submission
 from site_client.open_site import OpenSite
 from site_client.records import hash_text
-from site_client.session_machine import Decided, Session, Stage
-from site_client.store import Approval, StoredJob, Terms
+from site_client.session import Session, Stage
+from site_client.session_machine import Decided
+from site_client.stored import Approval, StoredJob, Terms
 
 WAITING: Final = "waiting"
 DENIED: Final = "CFD-R69"

@@ -7,7 +7,7 @@ from federation.errors import ConfideError
 from federation.messages import Body, JobId
 from site_client.control import Asked
 from site_client.phases import Background
-from site_client.session_machine import Work
+from site_client.session import Work
 from site_client.trainer_process import TrainerGone, TrainerSaid
 
 

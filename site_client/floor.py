@@ -22,8 +22,8 @@ from site_client.jobs import JobFacts, facts_of
 from site_client.mailbox import Mailbox
 from site_client.open_site import OpenSite
 from site_client.phases import Background, PhaseRun
-from site_client.session_machine import Work
-from site_client.store import Applied
+from site_client.session import Work
+from site_client.stored import Applied
 from site_client.timers import Timers
 from site_client.trainer_messages import Failed, Ready
 from site_client.trainer_process import TrainerGone, TrainerSaid

@@ -38,8 +38,8 @@ from site_client.mailbox import STOPPING
 from site_client.open_site import OpenSite
 from site_client.outgoing import Outgoing
 from site_client.records import COORDINATOR, DAEMON
-from site_client.session_machine import Ending, Holder, Session, Stage, Work
-from site_client.store import Applied, StoredJob
+from site_client.session import ENDED, Ending, Holder, Session, Stage, Work
+from site_client.stored import Applied, StoredJob
 
 RESTARTED: Final = "CFD-R53"
 NO_PLAN: Final = "CFD-R67"
@@ -183,7 +183,7 @@ class JobBook:
         session = self._sessions.get(job)
         if session is None:
             raise InvalidInput("CFD-R42", f"job {job} is unknown here")
-        if session.stage in machine.ENDED or session.stage is Stage.REFUSED:
+        if session.stage in ENDED or session.stage is Stage.REFUSED:
             raise OutOfOrder("CFD-R44", f"job {job} is {session.stage} here already")
         self._step(job, machine.Ended(Ending.ABORTED), self._site.records.person(account, role="operator"))
         return self._sessions[job]
@@ -287,7 +287,7 @@ class JobBook:
     ) -> None:
         """Store a phase's one reply with its message, send it, go on."""
         session, actions = machine.step(self._sessions[job], machine.WorkDone(work))
-        if session.stage in machine.ENDED:
+        if session.stage in ENDED:
             return
         told = reply or self._failed_reply(job, work, code)
         self._site.store.save_reply(session, work, told, applied)

@@ -15,7 +15,7 @@ from privacy.accounting.entries import Use
 from site_client import lineage, offers
 from site_client.open_site import OpenSite
 from site_client.records import hash_text
-from site_client.store import StoredJob, Terms
+from site_client.stored import StoredJob, Terms
 
 
 @dataclass(frozen=True, slots=True)

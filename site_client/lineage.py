@@ -26,7 +26,7 @@ from federation.models import layout
 from federation.plan import Plan
 from federation.plan_fields import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, MeanStrategy
 from federation.tensors import Manifest, TensorFile, TensorFileRefused, state_digest, write_tensors
-from site_client.store import Applied
+from site_client.stored import Applied
 
 NOT_SIGNED: Final = "CFD-R58"
 DOES_NOT_FOLLOW: Final = "CFD-R59"

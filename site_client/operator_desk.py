@@ -16,7 +16,7 @@ from site_client.desk import Desk
 from site_client.floor import Floor
 from site_client.job_book import PAUSED, JobBook
 from site_client.open_site import OpenSite, account_name
-from site_client.session_machine import Session
+from site_client.session import Session
 
 
 class OperatorDesk:

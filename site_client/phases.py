@@ -32,8 +32,8 @@ from site_client.budget.leases import RoundLeases
 from site_client.jobs import JobFacts, budget_part
 from site_client.lineage import Followed, LineageRefused
 from site_client.open_site import OpenSite
-from site_client.session_machine import Work
-from site_client.store import Applied
+from site_client.session import Work
+from site_client.stored import Applied
 from site_client.trainer_messages import (
     Begin,
     DataClosed,

@@ -15,91 +15,10 @@ The rules it keeps:
 """
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Final
 
 from federation.messages import Decision, JobId, Phase
-
-
-class Stage(StrEnum):
-    """Where a job stands at this site."""
-
-    OFFERED = "offered"
-    PARKED = "parked"
-    REFUSED = "refused"
-    ACCEPTED = "accepted"
-    IDLE = "idle"
-    TRAINING = "training"
-    EVALUATING = "evaluating"
-    PAUSED = "paused"
-    COMPLETED = "completed"
-    CANCELLED = "cancelled"
-    FAILED = "failed"
-    ABORTED = "aborted"
-
-
-ENDED: Final = frozenset({Stage.COMPLETED, Stage.CANCELLED, Stage.FAILED, Stage.ABORTED})
-WORKING: Final = frozenset({Stage.TRAINING, Stage.EVALUATING})
-UNDECIDED: Final = frozenset({Stage.OFFERED, Stage.PARKED})
-
-
-class Holder(StrEnum):
-    """Who holds a job; it goes on when nobody does."""
-
-    COORDINATOR = "coordinator"
-    OPERATOR = "operator"
-
-
-class Ending(StrEnum):
-    """How a job ends."""
-
-    COMPLETED = "completed"
-    CANCELLED = "cancelled"
-    FAILED = "failed"
-    ABORTED = "aborted"
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Work:
-    """One phase of one attempt of one round: the unit that is done at most once."""
-
-    round: int
-    attempt: int
-    phase: Phase
-
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    """A job at this site.
-
-    Attributes:
-        job: The job's id.
-        plan_digest: The plan that was offered; never replaced.
-        rounds: How many rounds the plan has; a request beyond is refused.
-        stage: Where the job stands.
-        started: Whether a phase was ever begun.
-        held_by: Who holds the job.
-        work: The phase under way, exactly while the stage is training or evaluating.
-        waiting: A newer phase that begins when the one under way has ended.
-        last_train: Round and attempt of the newest training that was begun.
-        last_evaluate: Round and attempt of the newest evaluation that was begun.
-    """
-
-    job: JobId
-    plan_digest: str
-    rounds: int
-    stage: Stage = Stage.OFFERED
-    started: bool = False
-    held_by: frozenset[Holder] = frozenset()
-    work: Work | None = None
-    waiting: Work | None = None
-    last_train: tuple[int, int] | None = None
-    last_evaluate: tuple[int, int] | None = None
-
-    def last(self, phase: Phase) -> tuple[int, int] | None:
-        """Return round and attempt of the newest `phase` that was begun or refused."""
-        return self.last_train if phase is Phase.TRAIN else self.last_evaluate
-
+from site_client.session import ENDED, UNDECIDED, Ending, Holder, Session, Stage, Work
 
 # --- events ---------------------------------------------------------------------------------------------------
 

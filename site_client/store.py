@@ -6,163 +6,22 @@ phase is either still under way after a crash or has the one reply that it will 
 """
 
 import json
-from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, delete, insert, select, update
 
-from federation import canonical
 from federation.edge.database import read, transact
 from federation.errors import ConfideError
-from federation.messages import Answer, Body, JobId, Phase, PhaseReply, decode_body, encode_body, kind_of
-from site_client.session_machine import ENDED, Holder, Session, Stage, Work
+from federation.messages import Answer, Body, JobId, PhaseReply, decode_body, encode_body, kind_of
+from site_client.session import ENDED, Session, Stage, Work, decode_session, encode_session
+from site_client.stored import Applied, Approval, Outgoing, PolicyVersion, StoredJob, Terms
 from site_client.tables import APPROVAL, FLAG, JOB, LINEAGE, METADATA, OUTBOX, POLICY_VERSION, REPLY
 
 OUTBOX_LIMIT: Final = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What the site agreed to, fixed when it accepted and used for every round of the job.
-
-    Attributes:
-        dataset: Name of the data set.
-        version: Content hash of its version, 64 hex digits.
-        policy: SHA-256 of the policy file that decided, 64 hex digits.
-        rule: Path of the deciding rule in the policy file; None where a person decided.
-        approval: Id of the approval; None where a rule decided.
-        reservation: The ledger's reservation; None where nothing is charged.
-        epsilon: The job's epsilon at this site as `float.hex`; None for an unbounded job.
-        noise_multiplier: Noise as `float.hex`, relative to the clip.
-        sampling_rate: Poisson rate as `float.hex`.
-        units_declared: The data set's public size.
-        held_out_public: Whether its held-out units were declared public.
-    """
-
-    dataset: str
-    version: str
-    policy: str
-    rule: str | None
-    approval: str | None
-    reservation: str | None
-    epsilon: str | None
-    noise_multiplier: str | None
-    sampling_rate: str | None
-    units_declared: int
-    held_out_public: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StoredJob:
-    """One job as the store holds it; bytes are as they arrived."""
-
-    job: JobId
-    plan: bytes
-    plan_digest: str
-    contract: bytes
-    submitter: str
-    signature: bytes
-    vouched: bool
-    session: Session
-    answer: Answer | None
-    terms: Terms | None
-    received_us: int
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """The newest release that the site followed: where its own copy of the model stands."""
-
-    release: str
-    round: int
-    step: int
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class Outgoing:
-    """A message that the coordinator hasn't acknowledged yet."""
-
-    number: int
-    message_id: str
-    kind: str
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Approval:
-    """A parked job that waits for a person, or what the person said."""
-
-    approval: str
-    job: JobId
-    plan_digest: str
-    rule: str
-    reasons: tuple[str, ...]
-    state: str
-    filed_us: int
-    expires_us: int
-    decided_by: str | None = None
-    decided_us: int | None = None
-    reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyVersion:
-    """A content of the policy file, and since when it was in force."""
-
-    number: int
-    digest: str
-    content: bytes
-    taken_us: int
-
-
 class StoreFull(ConfideError):
     """Too many messages wait for the coordinator; nothing was stored."""
-
-
-def _work_out(work: Work | None) -> list[Any] | None:
-    return None if work is None else [work.round, work.attempt, work.phase.value]
-
-
-def _work_in(value: list[Any] | None) -> Work | None:
-    return None if value is None else Work(value[0], value[1], Phase(value[2]))
-
-
-def encode_session(session: Session) -> str:
-    """Return `session` as the JSON that the store keeps."""
-    return canonical.encode(
-        {
-            "job": session.job,
-            "plan_digest": session.plan_digest,
-            "rounds": session.rounds,
-            "stage": session.stage.value,
-            "started": session.started,
-            "held_by": sorted(holder.value for holder in session.held_by),
-            "work": _work_out(session.work),
-            "waiting": _work_out(session.waiting),
-            "last_train": session.last_train,
-            "last_evaluate": session.last_evaluate,
-        }
-    ).decode()
-
-
-def decode_session(text: str) -> Session:
-    """Return the session that `encode_session` wrote."""
-    value = json.loads(text)
-    return Session(
-        job=JobId(value["job"]),
-        plan_digest=value["plan_digest"],
-        rounds=value["rounds"],
-        stage=Stage(value["stage"]),
-        started=value["started"],
-        held_by=frozenset(Holder(name) for name in value["held_by"]),
-        work=_work_in(value["work"]),
-        waiting=_work_in(value["waiting"]),
-        last_train=None if value["last_train"] is None else (value["last_train"][0], value["last_train"][1]),
-        last_evaluate=None
-        if value["last_evaluate"] is None
-        else (value["last_evaluate"][0], value["last_evaluate"][1]),
-    )
 
 
 class Store:

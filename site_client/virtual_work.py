@@ -29,7 +29,7 @@ from privacy.errors import PrivacyError
 from site_client import lineage
 from site_client.data.loader import OpenedData
 from site_client.lineage import Followed
-from site_client.store import Applied
+from site_client.stored import Applied
 from site_client.trainer import WorkEnded
 from site_client.trainer_messages import Begin, Failed, Line, ReceiptSource, Setup
 from site_client.virtual_files import RowFiles

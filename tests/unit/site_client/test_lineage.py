@@ -17,7 +17,7 @@ from federation.plan import Plan
 from federation.tensors import TensorFile, state_digest, write_tensors
 from site_client import lineage
 from site_client.lineage import Followed, LineageRefused, follow
-from site_client.store import Applied
+from site_client.stored import Applied
 
 JOB = JobId("heart-risk-0a1b2c")
 WIDTH = 3

@@ -6,20 +6,17 @@ import pytest
 
 from federation.messages import Decision, JobId, Phase
 from site_client import session_machine as machine
+from site_client.session import ENDED, WORKING, Ending, Holder, Session, Stage, Work
 from site_client.session_machine import (
-    ENDED,
-    WORKING,
     AnswerAbandoned,
     Close,
     DeadlinePassed,
     Decide,
     Decided,
     Ended,
-    Ending,
     Event,
     Freed,
     Held,
-    Holder,
     Offered,
     Record,
     RefuseOffer,
@@ -27,12 +24,9 @@ from site_client.session_machine import (
     RepeatAnswer,
     RepeatReply,
     Restarted,
-    Session,
-    Stage,
     Start,
     Stop,
     TellAborted,
-    Work,
     WorkAsked,
     WorkDone,
     step,
