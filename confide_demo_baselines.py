@@ -26,7 +26,8 @@ from privacy.dpsgd.optimizers import optimizer_for
 from privacy.dpsgd.step import noisy_round
 from privacy.noise.keystream import StepStreams
 from site_client.data.data_map import DataMap
-from site_client.data.intake import Definition, SplitByColumn, find, take_in
+from site_client.data.definition import Definition, SplitByColumn
+from site_client.data.intake import find, take_in
 
 Floats = npt.NDArray[np.float64]
 

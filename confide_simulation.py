@@ -54,7 +54,8 @@ def _given_rows(given: simulation.GivenData, contract: "DataContract", entities:
 
     from federation.edge.documents import read_document
     from site_client.data.data_map import DataMap, plain_map
-    from site_client.data.intake import Definition, SplitByColumn, SplitByHash, find, take_in
+    from site_client.data.definition import Definition, SplitByColumn, SplitByHash
+    from site_client.data.intake import find, take_in
     from site_client.virtual_rows import Rows
 
     path = Path(given.path)
@@ -249,7 +250,9 @@ def run(order: Order, *, alone: bool, say: Callable[[simulation.Line], None]) ->
 
 def main() -> int:
     """Run one simulation, as the order on standard input says."""
-    voice = Voice()
+    from federation.edge.clock import SystemClock
+
+    voice = Voice(SystemClock())
     data = voice.order()
     alone = go_alone()
     voice.end_with_parent()

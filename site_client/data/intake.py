@@ -10,18 +10,20 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from federation.contract import Column, DataContract, NumberColumn, digest, width
+from federation.contract import Column, NumberColumn, digest, width
 from federation.edge.documents import printable
 from federation.errors import InvalidInput
-from site_client.data.cells import BadCell, Decode, Value, compile_column, looks_like_thousands
+from site_client.data.cells import BadCell, compile_column
+from site_client.data.column_intake import ColumnIntake, KnownCell, ThousandsWatch
 from site_client.data.csv_reader import open_csv
-from site_client.data.data_map import CsvFormat, DataMap, check_fits, meaning_digest
+from site_client.data.data_map import CsvFormat, check_fits, meaning_digest
+from site_client.data.definition import Definition, SplitByColumn, SplitByHash
 from site_client.data.encode import RowEncoder, label_text
 from site_client.data.parquet_reader import open_parquet
 from site_client.data.report import (
@@ -32,49 +34,10 @@ from site_client.data.report import (
     Problems,
 )
 from site_client.data.source import Part, Progress, RawFile, Table, find_parts
-from site_client.data.version import VersionHash, is_held_out, key_name, value_bytes
+from site_client.data.version import VersionHash, is_held_out
 
 FEW_ROWS: Final = 20
-MAX_KNOWN_CELLS: Final = 8192
 _NO_UNIT: Final = -1
-
-
-@dataclass(frozen=True, slots=True)
-class SplitByColumn:
-    """The file says which rows are held out, in its column `column`."""
-
-    column: str
-
-
-@dataclass(frozen=True, slots=True)
-class SplitByHash:
-    """A keyed hash of the unit's id says it: `share` of the units, chosen by the site's own `key`."""
-
-    share: float
-    key: bytes
-
-
-Split = SplitByColumn | SplitByHash
-
-
-@dataclass(frozen=True, slots=True)
-class Definition:
-    """What a data set is, beside its rows: the contract, the site's map, whose rows belong together, and the split.
-
-    `entity` is a column of the contract or of the files; None makes each row its own unit.
-    """
-
-    contract: DataContract
-    data_map: DataMap
-    entity: str | None
-    split: Split
-
-    def split_name(self) -> dict[str, str]:
-        """Return the split as it enters the version; the key only by its name."""
-        if isinstance(self.split, SplitByColumn):
-            codes = self.data_map.split
-            return {"by": "column", "train": "\x1f".join(codes.train), "held_out": "\x1f".join(codes.held_out)}
-        return {"by": "hash", "share": self.split.share.hex(), "key": key_name(self.split.key)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,97 +106,14 @@ def _open(part: Part, definition: Definition, needed: list[str], on_bytes: Any) 
     return open_parquet(part, needed, on_bytes)
 
 
-@dataclass(slots=True)
-class _Known:
-    """A cell's value with all that a row needs of it; equal texts of a column share one, and are counted in it."""
-
-    value: Value
-    bytes: bytes
-    features: tuple[float, ...]
-    kept: bool
-    count: int = 0
-
-
-@dataclass(slots=True)
-class _ColumnPlan:
-    """One contract column, compiled. Codes and rounded measurements repeat, so texts seen before are looked up."""
-
-    position: int
-    column: Column
-    source: str | None
-    decode: Decode
-    encoder: RowEncoder
-    summary: ColumnSummary
-    watch: "_ThousandsWatch | None"
-    known: dict[str, _Known] = field(default_factory=dict)
-
-    def look(self, cell: Any) -> _Known:
-        """Return what `cell` means; raises `BadCell`."""
-        if isinstance(cell, str):
-            found = self.known.get(cell)
-            if found is not None:
-                return found
-        value = self.decode(cell)
-        if self.watch is not None and value is not None:
-            self.watch.see(cell)
-        encodes = value is not None or self.column.missing.rule in ("impute", "indicator")
-        features = self.encoder.cell_features(self.position, value) if encodes else ()
-        kept = isinstance(cell, str) and len(self.known) < MAX_KNOWN_CELLS
-        known = _Known(value, value_bytes(value), features, kept)
-        if kept:
-            self.known[cell] = known
-        return known
-
-    def use(self, known: _Known) -> None:
-        """Count a used row's cell."""
-        if known.kept:
-            known.count += 1
-        else:
-            self.summary.add(known.value)
-
-    def figures(self) -> dict[str, Any]:
-        """Return the column's summary over all used rows; asked once, after the last."""
-        for known in self.known.values():
-            if known.count:
-                self.summary.add(known.value, known.count)
-        return self.summary.as_json()
-
-
 @dataclass(frozen=True, slots=True)
 class _Row:
     """A row that the contract accepts: its cells, the hash of their values, whose it is, and its side of the split."""
 
-    cells: list[_Known]
+    cells: list[KnownCell]
     identity: bytes
     entity: str | None
     held_out: bool
-
-
-class _ThousandsWatch:
-    """Notices a column whose points might be thousands marks, where the map doesn't declare the decimal mark."""
-
-    def __init__(self) -> None:
-        self.example: str | None = None
-        self._plain = False
-        self._decided = False
-
-    def see(self, cell: Any) -> None:
-        """Look at one cell."""
-        if self._decided or not isinstance(cell, str):
-            return
-        if "." in cell:
-            if looks_like_thousands(cell):
-                self.example = self.example or cell
-            else:
-                self._decided = True
-                self.example = None
-        elif len(cell.lstrip("+-")) >= 3:
-            self._plain = True
-
-    @property
-    def is_ambiguous(self) -> bool:
-        """Return whether ``1.250`` stands beside ``980``: then nobody can tell what the point means."""
-        return self.example is not None and self._plain and not self._decided
 
 
 class _Reading:
@@ -246,14 +126,14 @@ class _Reading:
         self.definition = definition
         self.encoder = RowEncoder(contract)
         self.plans = [
-            _ColumnPlan(
+            ColumnIntake(
                 position,
                 column,
                 data_map.source(column.name),
                 compile_column(column, data_map.of(column.name), form),
                 self.encoder,
                 ColumnSummary(column),
-                _ThousandsWatch() if watches and isinstance(column, NumberColumn) else None,
+                ThousandsWatch() if watches and isinstance(column, NumberColumn) else None,
             )
             for position, column in enumerate(contract.columns)
         ]
@@ -315,9 +195,9 @@ class _Reading:
             if held_out is not None and (entity is not None or self.definition.entity is None):
                 self._use(_Row(cells, identity, entity, held_out), place)
 
-    def _decode(self, row: list[Any], indices: list[int | None], place: str) -> list[_Known] | None:
+    def _decode(self, row: list[Any], indices: list[int | None], place: str) -> list[KnownCell] | None:
         """Return the row's values, or None where it is dropped or faulty; every cell is looked at."""
-        cells: list[_Known] = []
+        cells: list[KnownCell] = []
         usable = True
         reason = ""
         for plan, index in zip(self.plans, indices, strict=True):
@@ -353,7 +233,7 @@ class _Reading:
         if len(entry.examples) < MAX_EXAMPLES:
             entry.examples.append(place)
 
-    def _entity(self, cells: list[_Known], cell: Any, place: str) -> str | None:
+    def _entity(self, cells: list[KnownCell], cell: Any, place: str) -> str | None:
         if self.definition.entity is None:
             return None
         found = cell if self.entity_at is None else cells[self.entity_at].value

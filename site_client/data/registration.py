@@ -26,7 +26,8 @@ from privacy.accounting.convert import nano
 from privacy.accounting.events import Gaussian
 from site_client.budget.store import BudgetStore
 from site_client.data.data_map import DataMap
-from site_client.data.intake import Definition, Intake, Split, SplitByColumn, SplitByHash, find, take_in
+from site_client.data.definition import Definition, Split, SplitByColumn, SplitByHash
+from site_client.data.intake import Intake, find, take_in
 from site_client.data.prepared import is_sound, remove_rows, store_rows
 from site_client.data.registry import DataSet, DataVersion, Registry, SplitRule
 from site_client.data.source import Progress, hash_file

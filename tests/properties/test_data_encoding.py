@@ -20,8 +20,8 @@ from federation.contract import (
     width,
 )
 from site_client.data.data_map import DataMap
+from site_client.data.definition import SplitByHash
 from site_client.data.encode import RowEncoder
-from site_client.data.intake import SplitByHash
 from tests.support import data_files as files
 
 WORDS = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S")), min_size=1, max_size=8)

@@ -9,7 +9,8 @@ import pytest
 from federation.contract import DataContract
 from federation.errors import InvalidInput
 from site_client.data.data_map import DataMap, plain_map
-from site_client.data.intake import Definition, Intake, Split, SplitByHash, find, take_in
+from site_client.data.definition import Definition, Split, SplitByHash
+from site_client.data.intake import Intake, find, take_in
 
 KEY = b"k" * 32
 BLOOD_COLUMNS: list[dict[str, Any]] = [

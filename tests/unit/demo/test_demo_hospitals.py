@@ -12,7 +12,8 @@ import confide_demo_hospitals as demo
 from federation.contract import DataContract
 from federation.edge.documents import read_document
 from site_client.data.data_map import DataMap, check_fits
-from site_client.data.intake import Definition, Intake, SplitByColumn, find, take_in
+from site_client.data.definition import Definition, SplitByColumn
+from site_client.data.intake import Intake, find, take_in
 
 FILES = Path("deploy/demo")
 CONTRACT = read_document(FILES / "contract.yaml", DataContract)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from site_client.data.intake import SplitByColumn, SplitByHash
+from site_client.data.definition import SplitByColumn, SplitByHash
 from tests.support import data_files as files
 
 

@@ -14,7 +14,8 @@ from audit.receipt import Receipt, ReceiptGuard
 from federation.contract import digest
 from federation.edge.clock import SystemClock
 from federation.errors import CheckFailed
-from site_client.data.intake import Intake, SplitByHash
+from site_client.data.definition import SplitByHash
+from site_client.data.intake import Intake
 from site_client.data.loader import OpenedData, open_dataset
 from site_client.data.prepared import FOLDER, store_rows
 from tests.support import data_files as files

@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 
 from site_client.data.data_map import plain_map
-from site_client.data.intake import Definition, SplitByHash, find, take_in
+from site_client.data.definition import Definition, SplitByHash
+from site_client.data.intake import find, take_in
 from tests.support import data_files as files
 
 MEASURE = """
 import resource, sys
 from pathlib import Path
 from site_client.data.data_map import plain_map
-from site_client.data.intake import Definition, SplitByHash, find, take_in
+from site_client.data.definition import Definition, SplitByHash
+from site_client.data.intake import find, take_in
 from tests.support import data_files as files
 
 columns = [
