@@ -242,6 +242,8 @@ def main() -> None:
     """Be the console script."""
     for name, value in QUIET.items():
         os.environ[name] = value  # noqa: TID251 (set before any import, for this process and its children)
+    # gRPC's own lines on standard error are no JSON, and name every stranger that knocks; our log says who and why.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # noqa: TID251 (as above; a developer may ask for more)
     sys.exit(run(sys.argv[1:]))
 
 

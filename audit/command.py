@@ -374,19 +374,19 @@ def _with_progress(log: FoundLog, reader: Reader) -> Verification:
 def _record_verification(log: FoundLog, result: Verification) -> None:
     if not _may_record(log) or log.audit_folder is None:
         return
-    draft = AuditVerified(
-        id=new_event_id(edge.SystemClock(), os.urandom),
-        decision="allowed",
-        actor=_reader(log.audit_folder),
-        site=_site_of(result.origin),
-        size=result.size,
-        root=result.root,
-        flaws_count=len(result.flaws),
-    )
     try:
+        draft = AuditVerified(
+            id=new_event_id(edge.SystemClock(), os.urandom),
+            decision="allowed",
+            actor=_reader(log.audit_folder),
+            site=_site_of(result.origin),
+            size=result.size,
+            root=result.root,
+            flaws_count=len(result.flaws),
+        )
         _record(log, draft)
     except AuditError as error:
-        # A log that refuses to be opened is what this very verification reports.
+        # A log that refuses to be opened, or a disk that is full, is no reason to keep the finding back.
         _talk(f"note: this verification is not recorded: {error.message} ({error.code})")
 
 

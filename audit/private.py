@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from audit import durable, key_files
 from audit.clock import Clock, microseconds
-from audit.errors import AuditError, EntryRefused, SettingsUnsafe
+from audit.errors import AppendFailed, AuditError, EntryRefused, SettingsUnsafe
 
 MAX_VALUE_BYTES: Final = 65_536
 SWEEP_AFTER_US: Final = 3_600_000_000
@@ -61,6 +61,15 @@ def commitment_of(salt: bytes, field: str, value: bytes) -> str:
     return _mac("c1:", salt, field.encode() + b"\x00" + value)
 
 
+@contextmanager
+def _disk_named() -> Iterator[None]:
+    """Turn what SQLite says of a full, slow or broken disk into the error that says what wasn't written."""
+    try:
+        yield
+    except sqlite3.OperationalError as problem:
+        raise AppendFailed(f"the log's private store can't be written: {problem}") from problem
+
+
 class PrivateStore:
     """The side store of one party. Safe for threads; several processes may share the file.
 
@@ -78,11 +87,12 @@ class PrivateStore:
         path = folder / "private.db"
         if not path.exists():
             path.touch(mode=durable.PRIVATE_FILE)
-        self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
-        self._database.execute("PRAGMA journal_mode=WAL")
-        self._database.execute("PRAGMA synchronous=FULL")
-        self._database.execute("PRAGMA secure_delete=ON")
-        self._database.executescript(_TABLES)
+        with _disk_named():
+            self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
+            self._database.execute("PRAGMA journal_mode=WAL")
+            self._database.execute("PRAGMA synchronous=FULL")
+            self._database.execute("PRAGMA secure_delete=ON")
+            self._database.executescript(_TABLES)
         self._index_key = self._key("private-index")
 
     def _key(self, name: str) -> bytes:
@@ -111,14 +121,15 @@ class PrivateStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
+        with self._lock, _disk_named():
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 yield self._database
+                self._database.execute("COMMIT")
             except BaseException:
-                self._database.execute("ROLLBACK")
+                if self._database.in_transaction:  # a full disk makes SQLite roll back by itself
+                    self._database.execute("ROLLBACK")
                 raise
-            self._database.execute("COMMIT")
 
     def _lookup(self, login: str) -> bytes:
         return hmac.digest(self._index_key, login.encode(), "sha256")

@@ -282,7 +282,8 @@ def step(job: Job, event: JobEvent) -> tuple[Job, tuple[JobStep, ...]]:
     """
     targets = TABLE[job.state].get(type(event))
     if targets is None:
-        raise OutOfOrder("CFD-J01", f"a job that is {job.state} can't take {_words(event)}")
+        asked = _ASKED.get(type(event)) or f"take {_words(event)}"
+        raise OutOfOrder("CFD-J01", f"a job that is {job.state} can't {asked}")
     moved = _apply(job, event)
     if moved.job.state not in targets:
         raise OutOfOrder("CFD-G01", f"{_words(event)} led a {job.state} job to {moved.job.state}")
@@ -396,6 +397,13 @@ def waiting_for(job: Job) -> str:
     if job.state is not JobState.OFFERED or not missing:
         return ""
     return f"waiting for sites: {len(job.cohort())} of {job.quorum} (missing: {', '.join(missing)})"
+
+
+_ASKED: Final[Mapping[type, str]] = {
+    PauseAsked: "be paused",
+    ResumeAsked: "be resumed",
+    CancelAsked: "be cancelled",
+}
 
 
 def _words(event: JobEvent) -> str:

@@ -479,3 +479,22 @@ def test_the_innermost_mount_decides_about_a_folder(tmp_path: Path) -> None:
 def test_a_closed_log_has_nothing_to_add(tmp_path: Path) -> None:
     home = closed_home(tmp_path)
     assert verified(home, complete=True).proved[0].startswith("9 entries")
+
+
+def test_a_full_disk_under_the_private_store_is_an_append_that_failed_and_loses_nothing(tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir(mode=0o700)
+    store = PrivateStore(tmp_path, clock=HandClock(), random_bytes=os.urandom)
+    known = store.pseudonym("alice")
+    store._database.execute("PRAGMA max_page_count = 1")  # SQLite then says what it says of a full disk
+    people = iter(range(10_000))
+
+    def fill() -> None:
+        for number in people:
+            store.pseudonym(f"bob-{number}")
+
+    with pytest.raises(AppendFailed, match="full"):
+        fill()
+    assert store.pseudonym("alice") == known
+    store._database.execute("PRAGMA max_page_count = 1000000")
+    assert store.pseudonym("carol") != known
+    store.close()

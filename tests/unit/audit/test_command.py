@@ -14,7 +14,7 @@ import pytest
 
 from audit import edge
 from audit.command import HELP, main
-from audit.errors import AuditError, LogUnreadable
+from audit.errors import AppendFailed, AuditError, LogUnreadable
 from audit.events import ACTIONS, Actor, DataVersioned
 from audit.events.schema import SHIPPED, made_from_models
 from audit.reading import find_log, read_rows
@@ -397,3 +397,20 @@ def test_importing_the_command_brings_in_nothing_that_trains() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_disk_too_full_to_record_the_verification_does_not_keep_its_finding_back(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = closed_home(tmp_path / "home")
+
+    def full(*_arguments: object, **_named: object) -> None:
+        raise AppendFailed("the log's private store can't be written: database or disk is full")
+
+    monkeypatch.setattr("audit.command.PrivateStore", full)
+    status, out, err = run(capsys, "verify", home)
+    assert status == 0
+    assert "verified" in out
+    assert "not recorded: the log's private store" in err
+    with pytest.raises(AppendFailed):
+        main(["query", str(home)])

@@ -206,3 +206,12 @@ def test_no_order_of_events_breaks_a_job(events: list[m.JobEvent]) -> None:
         found = after
     assert found.round <= found.rounds
     assert found.attempt < found.attempts
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [(m.PauseAsked(), "be paused"), (m.ResumeAsked(), "be resumed"), (m.CancelAsked(), "be cancelled")],
+)
+def test_what_a_person_may_not_ask_of_a_job_is_said_in_the_person_s_words(event: m.JobEvent, words: str) -> None:
+    with pytest.raises(OutOfOrder, match=f"a job that is completed can't {words}"):
+        step(job(JobState.COMPLETED), event)
