@@ -205,8 +205,12 @@ def processes_of(session: int, mark: str) -> list[int]:
 
     A session's number isn't given to another while a process of it runs. A process that changes its title may
     overwrite its environment, and one that leaves the session keeps the mark. Nothing where the system doesn't tell.
+
+    Args:
+        session: Its number, the id of the process that began it.
+        mark: Empty looks for the session alone.
     """
-    wanted = f"{MARK}={mark}".encode()
+    wanted = f"{MARK}={mark}".encode() if mark else b""
     found = []
     for folder in _PROCESSES.glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -214,7 +218,9 @@ def processes_of(session: int, mark: str) -> list[int]:
                 continue
             # proc_pid_stat(5): the name in brackets may hold anything; after it state, parent, group, session.
             fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
-            is_ours = int(fields[3]) == session or wanted in (folder / "environ").read_bytes().split(b"\0")
+            is_ours = int(fields[3]) == session or bool(
+                wanted and wanted in (folder / "environ").read_bytes().split(b"\0")
+            )
             if is_ours and fields[0] not in (b"Z", b"X"):
                 found.append(int(folder.name))
     return found
@@ -226,11 +232,12 @@ def processes_of(session: int, mark: str) -> list[int]:
 class Voice:
     """The simulation's end of its pipes: the order in, lines out; what libraries print goes to the log.
 
-    When the pipe in closes, whoever started the simulation is gone or done with it: the process ends at once, and the
-    engine's processes with it, since each of them dies with the one that started it.
+    When the pipe in closes, whoever started the simulation is gone or done with it: the process ends at once, after
+    every other process of its session, so that none outlives the one that would have ended it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         sys.stdout.flush()
         self._out = os.dup(1)
         os.dup2(2, 1)
@@ -255,6 +262,12 @@ class Voice:
     def _hear(self) -> None:
         while self._in.read(1):
             pass
+        own = os.getpid()
+        while others := [process for process in processes_of(own, "") if process != own]:
+            for process in others:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            self._clock.sleep(_POLL_S)
         os._exit(0)
 
 

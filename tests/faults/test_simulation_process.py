@@ -76,7 +76,8 @@ def test_a_simulation_that_dies_or_babbles_is_an_error_of_its_own_code(start, co
 def test_what_libraries_print_is_in_the_log_and_no_line(start, tmp_path):
     code = """
         from coordinator.simulation_process import Voice
-        voice = Voice()
+        from federation.edge.clock import SystemClock
+        voice = Voice(SystemClock())
         assert voice.order().startswith(b'{"job"')
         print("Ray says hello", flush=True)
         import os
@@ -119,11 +120,13 @@ def test_every_process_that_is_left_behind_is_ended_by_its_id(start, tmp_path):
         mine.wait()
 
 
-def test_a_simulation_ends_when_whoever_started_it_is_gone(start, tmp_path):
+def test_a_simulation_ends_when_whoever_started_it_is_gone_and_nothing_of_it_stays(start, tmp_path):
     code = f"""
-        import os, time
+        import os, subprocess, sys, time
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         from coordinator.simulation_process import Voice
-        voice = Voice()
+        from federation.edge.clock import SystemClock
+        voice = Voice(SystemClock())
         voice.order()
         voice.end_with_parent()
         with open({str(tmp_path / "ids")!r}, "w") as sink:
@@ -133,15 +136,17 @@ def test_a_simulation_ends_when_whoever_started_it_is_gone(start, tmp_path):
     process = start(code)
     wait_for(tmp_path / "ids")
     process._process.stdin.close()  # as the kernel does when that process dies
-    process.end(patience_s=10)  # waits, without a signal
+    process.end(patience_s=10)  # waits, without a signal of its own
     assert process._process.returncode == 0
+    assert processes_of(process.pid, process.mark) == []
 
 
 def test_a_process_that_ends_by_itself_is_left_to_it(start, tmp_path):
     code = f"""
         import os, time
         from coordinator.simulation_process import Voice
-        voice = Voice()
+        from federation.edge.clock import SystemClock
+        voice = Voice(SystemClock())
         voice.order()
         voice.end_with_parent()
         from coordinator.simulation import Broken
