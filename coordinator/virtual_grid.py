@@ -20,6 +20,7 @@ from federation.messages import BlobReference, JobId, PhaseReply, PhaseRequest, 
 
 READY: Final = "query.ready"
 POLL_S: Final = 0.1
+EXPIRY_S: Final = 60.0
 _server: Final[Any] = flower.load_server()
 
 
@@ -71,7 +72,8 @@ class VirtualGrid(_server.Grid):  # type: ignore[misc]
         numbers = dict(zip(sites, nodes, strict=False))
         self._sites = {number: site for site, number in numbers.items()}
         first = nodes[: min(workers, len(sites))]
-        messages = [self._message(flower.empty_content(), READY, node, "up", up_s) for node in first]
+        # They outlive the wait: the engine answers an expired message with an error, as it does for a broken worker.
+        messages = [self._message(flower.empty_content(), READY, node, "up", up_s + EXPIRY_S) for node in first]
         waiting = set(self._engine.push_messages(messages))
         while waiting:
             for answer in self._engine.pull_messages(waiting):
@@ -168,7 +170,9 @@ class VirtualGrid(_server.Grid):  # type: ignore[misc]
 
     def _outcome(self, message: Any, answer: Any) -> Any:
         if answer.has_error():
-            return self._silence(message, ERROR_LOST)  # the worker died, or the site's app couldn't be run
+            # The time of the message is over; or the worker died, or the site's app couldn't be run.
+            is_over = self._clock.now().timestamp() >= message.metadata.created_at + message.metadata.ttl
+            return self._silence(message, ERROR_LATE if is_over else ERROR_LOST)
         file = flower.take_file(answer.content)
         if file:
             self._depot.take_in(file)

@@ -154,6 +154,14 @@ def test_a_site_whose_worker_dies_is_lost_at_once(bench):
     assert sum(found.reply is not None for found in heard.values()) == 3
 
 
+def test_what_the_engine_says_after_the_time_of_a_message_is_late_and_not_lost(bench):
+    b = bench(broken={2})
+    b.up()
+    message = _request(b, b.engine.nodes[2], ttl=5.0)
+    b.clock.pass_time(6.0)
+    assert [answer.error.reason for answer in b.grid.send_and_receive([message], timeout=9)] == ["late"]
+
+
 def test_what_a_site_raises_comes_back_as_a_code_without_its_text(bench):
     b = bench()
     heard = b.ask(Phase.EVALUATE)
