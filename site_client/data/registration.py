@@ -121,6 +121,7 @@ class DataOffice:
         before = NO_VERSION if known is None else _hash(self.registry.newest(wish.name).version)
         intake = self._read(wish.name, before, wish.path, definition, mode="intake")
         if known is None:
+            self._refuse_known_people(wish, intake)
             return self._first(wish, intake)
         return self._another(known, wish, intake)
 
@@ -151,6 +152,23 @@ class DataOffice:
                 hint="a new version keeps all of these; choose another name, or change the budget: `site budget raise`",
             )
         return known
+
+    def _refuse_known_people(self, wish: Wish, intake: Intake) -> None:
+        """Refuse a second budget for people who have one here: those of the same rows, or of the same file.
+
+        A retired data set counts too: what was released about its people stays released.
+        """
+        if wish.same_people_as is not None:
+            return
+        for known in self.registry.all(retired=True):
+            same_rows = any(kept.version == intake.version for kept in self.registry.versions(known.name))
+            if same_rows or known.path == wish.path:
+                what = "rows" if same_rows else "file"
+                raise InvalidInput(
+                    "CFD-D20",
+                    f"the data set {known.name} has the same {what}, and its people have one privacy budget",
+                    hint=f"give --same-people-as {known.name}, so that both draw on it",
+                )
 
     def _first(self, wish: Wish, intake: Intake) -> DataVersion:
         epsilon, delta = float(wish.epsilon or 0), float(wish.delta or 0)

@@ -179,6 +179,28 @@ def test_a_budget_out_of_range_is_refused_before_a_file_is_opened(
     assert site_homes.actions(home) == []
 
 
+@pytest.mark.parametrize("copied", [True, False])
+def test_the_same_people_get_no_second_budget_under_another_name(
+    home: Path, office: DataOffice, blood: Path, tmp_path: Path, copied: bool
+) -> None:
+    office.add(wish(blood))
+    office.retire("blood")
+    again = tmp_path / "copy.csv" if copied else blood
+    again.write_bytes(blood.read_bytes())
+    with pytest.raises(InvalidInput, match="blood has the same rows") as refused:
+        office.add(wish(again, name="blood-2"))
+    assert refused.value.hint == "give --same-people-as blood, so that both draw on it"
+    assert "blood-2" not in ledger(home).refresh().versions
+
+
+def test_a_file_that_changed_gets_no_second_budget_under_another_name(office: DataOffice, blood: Path) -> None:
+    office.add(wish(blood))
+    lines = blood.read_text(encoding="utf-8").splitlines(keepends=True)
+    blood.write_text("".join(lines[:-1]), encoding="utf-8")
+    with pytest.raises(InvalidInput, match="blood has the same file"):
+        office.add(wish(blood, name="blood-2"))
+
+
 def test_data_sets_on_the_same_people_share_one_budget(home: Path, office: DataOffice, blood: Path) -> None:
     office.add(wish(blood, entity="patient_id"))
     office.add(wish(blood, name="blood-2", entity="patient_id", same_people_as="blood"))
