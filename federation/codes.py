@@ -370,9 +370,6 @@ SITE: Final = _rows(
     ("CFD-R70", 4, "nobody decided in time", "offer the job again"),
     ("CFD-R71", 2, "the site knows no approval of this id that still waits", "see `confide site approvals list`"),
     ("CFD-R72", 3, "the site's daemon does not run", "start it with `confide site run`"),
-    ("CFD-R73", 1, "the doctor found a problem", "follow the line `how to fix`"),
-    ("CFD-R74", 4, "the plan asks for more resources than the site lends", "lower `resources` in the plan"),
-    ("CFD-R75", 4, "the site's home was written by a newer program", "upgrade confide at this site"),
     ("CFD-R76", 5, "the site's daemon was busy for too long", "run the command again; see the log if it stays so"),
     ("CFD-R77", 4, "the plan does not invite this site", "name the site in `sites.invite`"),
 )

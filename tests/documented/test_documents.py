@@ -16,7 +16,7 @@ SOURCES = [
     path
     for folder in ("audit", "privacy", "federation", "site_client", "coordinator")
     for path in sorted((ROOT / folder).rglob("*.py"))
-]
+] + sorted(ROOT.glob("confide_*.py"))
 
 
 def test_the_page_of_error_codes_is_what_the_code_says() -> None:
