@@ -1,6 +1,11 @@
 """What all tests share: hypothesis profiles, where sockets are off, what runs beside what, and the databases."""
 
 import os
+
+# Flower and Ray call home unless told not to before they are imported; every process of the tests inherits this.
+os.environ.update(FLWR_TELEMETRY_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1", RAY_USAGE_STATS_ENABLED="0")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import uuid
 from collections.abc import Iterator
 from pathlib import Path

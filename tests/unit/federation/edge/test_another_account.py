@@ -1,4 +1,6 @@
+import getpass
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,8 +36,9 @@ def as_another_account(act: Callable[[], object]) -> str:
 @pytest.fixture
 def volume(tmp_path: Path) -> Path:
     """A mounted volume that belongs to the account of the tests and that nobody else may write."""
-    for place in (tmp_path.parent.parent, tmp_path.parent, tmp_path):
-        place.chmod(place.stat().st_mode | 0o055)
+    for place in (tmp_path, *tmp_path.parents):
+        if place.owner() == getpass.getuser() and place.is_relative_to(tempfile.gettempdir()):
+            place.chmod(place.stat().st_mode | 0o055)
     made = tmp_path / "data"
     made.mkdir()
     made.chmod(0o555)
