@@ -253,10 +253,10 @@ def main() -> int:
     from federation.edge.clock import SystemClock
 
     voice = Voice(SystemClock())
-    data = voice.order()
+    order = simulation.decode_order(voice.order())
     alone = go_alone()
-    voice.end_with_parent()
-    run(simulation.decode_order(data), alone=alone, say=voice.say)
+    voice.end_with_parent((order.folder, order.engine_folder))
+    run(order, alone=alone, say=voice.say)
     return 0
 
 

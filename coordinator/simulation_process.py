@@ -18,6 +18,7 @@ import ctypes
 import fcntl
 import os
 import secrets
+import shutil
 import signal
 import socket
 import struct
@@ -25,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -243,14 +244,19 @@ class Voice:
         os.dup2(2, 1)
         self._in = os.fdopen(os.dup(0), "rb")
         self._lock = threading.Lock()
+        self._parent = os.getppid()
 
     def order(self) -> bytes:
         """Return the order."""
         return self._in.readline(MAX_LINE_BYTES)
 
-    def end_with_parent(self) -> None:
-        """From now on, end when the pipe closes. Starts a thread, so it comes after `go_alone`."""
-        threading.Thread(target=self._hear, name="parent", daemon=True).start()
+    def end_with_parent(self, folders: Sequence[str]) -> None:
+        """From now on, end when the pipe closes. Starts a thread, so it comes after `go_alone`.
+
+        Args:
+            folders: To be removed where whoever made them is dead.
+        """
+        threading.Thread(target=self._hear, args=(folders,), name="parent", daemon=True).start()
 
     def say(self, line: Line) -> None:
         """Write one line; from any thread."""
@@ -259,7 +265,7 @@ class Voice:
             while view:
                 view = view[os.write(self._out, view) :]
 
-    def _hear(self) -> None:
+    def _hear(self, folders: Sequence[str]) -> None:
         while self._in.read(1):
             pass
         own = os.getpid()
@@ -268,6 +274,9 @@ class Voice:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
             self._clock.sleep(_POLL_S)
+        if os.getppid() != self._parent:
+            for folder in folders:
+                shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)
 
 

@@ -216,7 +216,15 @@ def test_sites_that_do_not_come_up_in_time_end_the_simulation_and_all_of_its_pro
 def test_a_simulation_dies_with_the_command_that_started_it(tmp_path):
     plan = a_folder(tmp_path / "in", NOISY)
     command = [sys.executable, "-m", "confide_cli", "job", "simulate", str(plan), "--rounds", "500"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
     for line in process.stderr:
         if line.startswith("up after"):
             break
@@ -230,6 +238,7 @@ def test_a_simulation_dies_with_the_command_that_started_it(tmp_path):
     while (left := processes_of(child, "none")) and time.monotonic() < until:
         time.sleep(0.5)
     assert left == []
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.slow

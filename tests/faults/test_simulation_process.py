@@ -128,7 +128,7 @@ def test_a_simulation_ends_when_whoever_started_it_is_gone_and_nothing_of_it_sta
         from federation.edge.clock import SystemClock
         voice = Voice(SystemClock())
         voice.order()
-        voice.end_with_parent()
+        voice.end_with_parent(())
         with open({str(tmp_path / "ids")!r}, "w") as sink:
             sink.write(str(os.getpid()))
         time.sleep(600)
@@ -141,6 +141,32 @@ def test_a_simulation_ends_when_whoever_started_it_is_gone_and_nothing_of_it_sta
     assert processes_of(process.pid, process.mark) == []
 
 
+def test_the_folders_of_a_simulation_whose_starter_is_dead_are_removed(start, tmp_path):
+    folder = tmp_path / "made"
+    folder.mkdir()
+    code = f"""
+        import os, sys, time
+        from coordinator.simulation_process import Voice
+        from federation.edge.clock import SystemClock
+        read, write = os.pipe()
+        if os.fork():  # this process dies, and its child is left with a pipe that closes
+            os._exit(0)
+        os.dup2(read, 0)
+        voice = Voice(SystemClock())
+        voice._parent = -1  # whoever started it
+        voice.end_with_parent(({str(folder)!r},))
+        os.close(read)
+        os.close(write)
+        time.sleep(600)
+    """
+    process = start(code)
+    until = time.monotonic() + 30
+    while folder.exists():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    process.end(patience_s=10)
+
+
 def test_a_process_that_ends_by_itself_is_left_to_it(start, tmp_path):
     code = f"""
         import os, time
@@ -148,7 +174,7 @@ def test_a_process_that_ends_by_itself_is_left_to_it(start, tmp_path):
         from federation.edge.clock import SystemClock
         voice = Voice(SystemClock())
         voice.order()
-        voice.end_with_parent()
+        voice.end_with_parent(())
         from coordinator.simulation import Broken
         voice.say(Broken(code="CFD-J11", message="m", hint="h"))
         time.sleep(1)
