@@ -109,7 +109,8 @@ class JobWork:
         self._classes = self._contract.label.classes_count
         self._guard = ReceiptGuard(origin=setup.audit.origin, boot=setup.audit.boot)
         torch.set_num_threads(setup.threads)
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        # The same setting as `use_deterministic_algorithms`, which would import torch's compiler: two more seconds.
+        torch.set_deterministic_debug_mode("warn")
         self._device = choose_device(setup.accelerators)
         self._model = modules.build(self._plan.model, self._width, self._classes).to(self._device)
         self._schedule = offers.training_schedule(self._plan, setup.units_declared)
