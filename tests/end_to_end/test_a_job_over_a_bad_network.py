@@ -85,7 +85,7 @@ def test_an_upload_whose_connection_dies_at_every_chunk_is_resumed_and_not_begun
     plan = setting.federation.plan(SITES, rounds=1, **WIDE)
     completed_by_all(setting, setting.federation.submit(plan))
     # An update of 4.2 MB: with every connection cut after 1.6 MB, starting afresh each time would never end.
-    assert setting.relay.up_bytes - before < 12_000_000
+    assert setting.relay.up_bytes - before < 40_000_000
 
 
 def test_a_download_whose_connection_dies_at_every_chunk_is_resumed(setting: Setting) -> None:

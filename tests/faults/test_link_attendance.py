@@ -148,6 +148,7 @@ def test_a_message_id_of_another_form_is_refused_to_the_caller(coordinator: Coor
 
 def test_silence_is_noticed_by_both_and_told_with_times(coordinator: Coordinator, start: StartSite) -> None:
     site = start()
+    until(lambda: coordinator.server.connected("cleveland"))
     since = coordinator.server.site_state("cleveland")
     assert since is not None
     assert since.state is AttendanceState.CONNECTED
@@ -165,6 +166,7 @@ def test_silence_is_noticed_by_both_and_told_with_times(coordinator: Coordinator
 
 def test_heartbeats_keep_a_quiet_attendance(coordinator: Coordinator, start: StartSite) -> None:
     start()
+    until(lambda: coordinator.server.connected("cleveland"))
     first = coordinator.server.site_state("cleveland")
     time.sleep(1.5 * QUICK.lost_after_s)
     later = coordinator.server.site_state("cleveland")
