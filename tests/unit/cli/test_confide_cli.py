@@ -46,7 +46,7 @@ def test_an_unforeseen_error_shows_a_reference_and_no_trace(
     shown = capsys.readouterr().err
     assert "reference: " in shown
     assert "Traceback" not in shown
-    assert "42" not in shown.replace(str(tmp_path), "")
+    assert "secret figure" not in shown
     (trace,) = tmp_path.rglob("error-*.txt")
     assert "ZeroDivisionError" in trace.read_text()
     assert trace.stat().st_mode & 0o777 == 0o600
