@@ -32,11 +32,11 @@ def open_parquet(part: Part, needed: Iterable[str], on_bytes: Callable[[int], No
     with contextlib.ExitStack() as stack:
         try:
             file = stack.enter_context(pq.ParquetFile(part.path, page_checksum_verification=True))
+            names = list(file.schema_arrow.names)
         except OSError as problem:
             raise _io_fault(part, problem) from None
-        except pa.ArrowException:
+        except (pa.ArrowException, UnicodeDecodeError):
             raise _broken(part) from None
-        names = list(file.schema_arrow.names)
         wanted = list(needed)
         for name in wanted:
             if name not in names:
@@ -76,7 +76,7 @@ def _rows(file: Any, wanted: list[str], part: Part, on_bytes: Callable[[int], No
             told = done
     except OSError as problem:
         raise _io_fault(part, problem) from None
-    except pa.ArrowException:
+    except (pa.ArrowException, UnicodeDecodeError):
         raise _broken(part) from None
     on_bytes(part.size_bytes - told)
 

@@ -115,6 +115,17 @@ def test_any_bytes_after_a_header_are_rows_or_a_refusal(tmp_path_factory: pytest
         assert refused.message.isprintable()  # noqa: PT017 (a refusal is one of two right answers)
 
 
+@pytest.mark.parametrize("byte", [0x80, 0xC3, 0xFF])
+def test_a_parquet_column_whose_name_is_not_text_is_a_damaged_file(tmp_path: Path, byte: int) -> None:
+    rule = files.contract([{"name": "age", "type": "integer"}, {"name": "label", "type": "integer"}])
+    path = tmp_path / "damaged.parquet"
+    pq.write_table(pa.table({"age": list(range(50)), "label": [number % 2 for number in range(50)]}), path)
+    files.write(path, path.read_bytes().replace(b"age", bytes([byte]) + b"ge"))
+    with pytest.raises(InvalidInput) as refused:
+        files.read(path, rule, plain_map(rule, parquet=True))
+    assert refused.value.code == "CFD-D10"
+
+
 @given(st.integers(4, 1200), st.integers(0, 255))
 @settings(max_examples=100)
 def test_any_damage_to_a_parquet_file_is_rows_or_a_refusal(
