@@ -6,6 +6,7 @@ The answer is a function of schedules, policies and totals, never of rows.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import floor
+from typing import assert_never
 
 from privacy.accounting.calibrate import cost, noise_for
 from privacy.accounting.convert import epsilon_at, printed
@@ -208,3 +209,5 @@ def _rate(event: Event) -> float:
             return event.sampling_rate
         case Gaussian() | Laplace() | PureEpsilon():
             return 1.0
+        case _:
+            assert_never(event)

@@ -59,6 +59,7 @@ def completed_by_all(setting: Setting, job: str, *, timeout_s: float = 120) -> N
         assert item["survivors"] == SITES, item
 
 
+@pytest.mark.slow
 def test_connections_that_are_cut_when_idle_lose_no_round(setting: Setting) -> None:
     setting.relay.idle_cut_s = 0.7
     slow = {"local_steps": 600, "batch": 64, "optimizer": {"name": "sgd", "lr": 0.01}, "seed": 7}
