@@ -73,6 +73,10 @@ class Jobs(Settings):
         float, Field(gt=0, le=31_536_000, description="seconds that an offer stays open for people to approve it")
     ] = 604_800.0
     preview_s: Annotated[float, Field(gt=0, le=600, description="seconds that sites have to answer a preview")] = 30.0
+    reconnect_grace_s: Annotated[
+        float,
+        Field(ge=0, le=600, description="seconds that a preview waits for a site whose link was lost a moment ago"),
+    ] = 10.0
 
 
 class Rounds(Settings):

@@ -5,7 +5,6 @@ waits or trains. Which blob a site may read follows from the releases of jobs th
 from the open rounds in which it was asked.
 """
 
-import threading
 from collections.abc import Callable
 from datetime import datetime
 from typing import Final
@@ -15,6 +14,7 @@ from coordinator.enrolment import Enrolment
 from coordinator.job_machine import JobState
 from coordinator.job_threads import JobThreads
 from coordinator.membership_store import MembershipStore
+from coordinator.previews import Previews
 from coordinator.recording import AuditRecorder
 from coordinator.records import JobRecord
 from coordinator.replies import keep_reply
@@ -53,35 +53,6 @@ _ANSWERS: Final = {
     Decision.PARKED: SiteEvent.PARK,
 }
 _LIVE: Final = (JobState.OFFERED, JobState.RUNNING, JobState.PAUSED)
-
-
-class Previews:
-    """Sites' answers to previews that somebody waits for; kept in memory only."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._answers: dict[str, PreviewReply | None] = {}
-
-    def expect(self, request_id: str) -> None:
-        """Wait for an answer to this request from now on."""
-        with self._changed:
-            self._answers[request_id] = None
-
-    def take(self, reply: PreviewReply) -> None:
-        """Take an answer in; one that nobody waits for is dropped."""
-        with self._changed:
-            if reply.request_id in self._answers:
-                self._answers[reply.request_id] = reply
-                self._changed.notify_all()
-
-    def collect(self, request_ids: list[str], *, timeout_s: float) -> dict[str, PreviewReply]:
-        """Return the answers to these requests once all are here or the time is over, and wait no longer for them."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: all(self._answers.get(request_id) is not None for request_id in request_ids), timeout=timeout_s
-            )
-            answers = {request_id: self._answers.pop(request_id, None) for request_id in request_ids}
-        return {request_id: reply for request_id, reply in answers.items() if reply is not None}
 
 
 class Reception:

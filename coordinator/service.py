@@ -24,7 +24,8 @@ from coordinator.job_threads import JobThreads
 from coordinator.membership_store import MembershipStore
 from coordinator.model_registry import ModelRegistry
 from coordinator.overview import Overview
-from coordinator.reception import Previews, Reception
+from coordinator.previews import Previews
+from coordinator.reception import Reception
 from coordinator.recording import AuditRecorder
 from coordinator.released_files import ReleasedFiles
 from coordinator.round_work import RoundSettings, RoundWork
@@ -98,7 +99,7 @@ class CoordinatorService:
         self._blobs = BlobStore(home.blobs)
         self._registry = ModelRegistry(self._blobs, home.path / "scratch", identity, lambda: microseconds(clock))
         self._recorder = AuditRecorder(audit)
-        self._previews = Previews()
+        self._previews = Previews(self._store.presence.all, clock, grace_s=configuration.jobs.reconnect_grace_s)
         self._reception = Reception(
             store=self._store,
             membership=membership,
@@ -247,23 +248,18 @@ class CoordinatorService:
         unknown = sorted(set(wanted) - set(resolved.plan.sites.invite))
         if unknown:
             raise InvalidInput("CFD-J02", f"the plan doesn't invite {', '.join(unknown)}")
-        requests: dict[str, str] = {}
-        for site in wanted:
-            if self.link.connected(site):
-                request = PreviewRequest(
-                    message_id=self.link.message_ids.next(),
-                    plan=resolved.data.hex(),
-                    contract=resolved.contract.hex(),
-                    submitter=submitter,
-                )
-                self._previews.expect(request.message_id)
-                requests[site] = self.link.send(site, request)
-        wait_s = self.configuration.jobs.preview_s if timeout_s is None else timeout_s
-        answers = self._previews.collect(list(requests.values()), timeout_s=wait_s)
-        for site, request_id in requests.items():
-            if request_id not in answers:
-                self.link.withdraw(site, request_id)
-        return tuple(showing.preview_view(site, answers.get(requests.get(site, ""))) for site in wanted)
+        answers = self._previews.ask(
+            self.link,
+            wanted,
+            lambda: PreviewRequest(
+                message_id=self.link.message_ids.next(),
+                plan=resolved.data.hex(),
+                contract=resolved.contract.hex(),
+                submitter=submitter,
+            ),
+            timeout_s=self.configuration.jobs.preview_s if timeout_s is None else timeout_s,
+        )
+        return tuple(showing.preview_view(site, answers.get(site)) for site in wanted)
 
     def submit(
         self,
