@@ -1,8 +1,8 @@
 """The errors of the audit log: a class for each decision, and one table of codes with cause, cure and exit status.
 
-A caller decides by class: refuse the bytes (`NotCanonical`, `NoteRefused`, `EntryRefused`), stop the start
-(`LogDamaged`, `LogBehind`, `LogFrozen`, `SecondWriter`, `SettingsUnsafe`), stop the act (`AppendFailed`), mend the
-own call (`IdConflict`), or tell the reader no (`ReadRefused`). A code that stops a start exits with 78, so that a
+A caller decides by class: refuse the bytes (`NotCanonical`, `NoteRefused`, `ProofRefused`, `EntryRefused`), stop the
+start (`LogDamaged`, `LogBehind`, `LogFrozen`, `SecondWriter`, `SettingsUnsafe`), stop the act (`AppendFailed`), mend
+the own call (`IdConflict`), or tell the reader no (`ReadRefused`). A code that stops a start exits with 78, so that a
 supervisor doesn't start the process again and again.
 """
 
@@ -104,6 +104,13 @@ class NoteRefused(AuditError):
     """This note, key or checkpoint is malformed or not signed by whom it should be; nothing of it was used."""
 
     def __init__(self, message: str, *, code: str = "CFD-A05", hint: str = "") -> None:
+        super().__init__(code, message, hint=hint)
+
+
+class ProofRefused(AuditError):
+    """This proof, tile or bundle doesn't show what it should; nothing of it was used."""
+
+    def __init__(self, message: str, *, code: str = "CFD-A04", hint: str = "") -> None:
         super().__init__(code, message, hint=hint)
 
 

@@ -3,14 +3,15 @@
 import enum  # noqa: F401 (named by expressions of the vectors)
 import hashlib
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from audit import canonical, checkpoint, merkle, note, private, rendering, trust
+from audit import canonical, checkpoint, merkle, note, private, rendering, tiles, trust
 from audit.entry import draft_digest, draft_from, draft_of, hash_text, open_leaf, write_leaf
-from audit.errors import EntryRefused, NotCanonical, NoteRefused
+from audit.errors import EntryRefused, NotCanonical, NoteRefused, ProofRefused
 from audit.history import History
 from audit.keyring import Keyring
 
@@ -141,6 +142,74 @@ def test_roots_of_the_certificate_transparency_leaves() -> None:
     leaves = [bytes.fromhex(leaf) for leaf in KNOWN["rfc6962_vector"]["leaves_hex"]]
     for case in KNOWN["rfc6962_vector"]["roots"]:
         assert merkle.root_of(leaves[: case["size"]]).hex() == case["root"]
+
+
+@cache
+def counted_tiles(size: int) -> dict[str, bytes]:
+    """The tiles of the tree whose leaf i is the decimal of i, by their paths."""
+    grown = tiles.Edge().grow(merkle.leaf_hash(str(index).encode()) for index in range(size)).tiles
+    return {tiles.tile_path(tile.level, tile.n, tile.width): tile.hashes for tile in grown}
+
+
+class Folder:
+    """A reader of tiles by their paths."""
+
+    def __init__(self, held: dict[str, bytes], size: int) -> None:
+        self.held = held
+        self.size = size
+
+    def tile(self, level: int, n: int, width: int) -> bytes:
+        path = tiles.tile_path(level, n, tiles.tile_width(level, n, self.size))
+        return self.held[path][: 32 * width]
+
+
+@pytest.mark.parametrize("case", KNOWN["tiles"]["paths"], ids=lambda case: str(case["path"]))
+def test_a_tile_has_its_path(case: dict[str, Any]) -> None:
+    level = None if case["level"] == "entries" else case["level"]
+    path = tiles.entries_path(case["n"], case["width"]) if level is None else tiles.tile_path(level, *place(case))
+    assert path == case["path"]
+    assert tiles.TilePath.parse(path) == (level, *place(case))
+
+
+def place(case: dict[str, Any]) -> tuple[int, int]:
+    return case["n"], case["width"]
+
+
+@pytest.mark.parametrize("case", KNOWN["tiles"]["layout"], ids=lambda case: str(case["size"]))
+def test_a_tree_has_these_tiles(case: dict[str, Any]) -> None:
+    assert tiles.partial_widths(case["size"]) == tuple(level["partial_width"] for level in case["levels"])
+    for level in case["levels"]:
+        assert (case["size"] >> 8 * level["level"]) // 256 == level["full"]
+        assert tiles.tile_width(level["level"], level["full"], case["size"]) == level["partial_width"]
+    wanted = sum(level["full"] + (level["partial_width"] > 0) for level in case["levels"])
+    assert len(counted_tiles(case["size"])) == wanted
+
+
+@pytest.mark.parametrize("case", KNOWN["tiles"]["hashes"], ids=lambda case: str(case["path"]))
+def test_a_tile_holds_these_hashes(case: dict[str, Any]) -> None:
+    assert hashlib.sha256(counted_tiles(70_000)[case["path"]]).hexdigest() == case["sha256"]
+
+
+def test_the_five_entries_are_one_bundle() -> None:
+    known = KNOWN["tiles"]["entry_bundle"]
+    leaves = [case["leaf"].encode() for case in KNOWN["entries"]["log"]]
+    bundle = tiles.encode_entries(leaves)
+    assert tiles.entries_path(0, len(leaves)) == known["path"]
+    assert (len(bundle), hashlib.sha256(bundle).hexdigest()) == (known["bytes"], known["sha256"])
+    assert tiles.decode_entries(bundle, len(leaves)) == tuple(leaves)
+
+
+@pytest.mark.parametrize("case", KNOWN["tiles"]["forged"], ids=lambda case: f"{case['size']} {case['tile']}")
+def test_a_forged_tile_is_refused(case: dict[str, Any]) -> None:
+    size = case["size"]
+    honest = counted_tiles(size)
+    forged = honest[case["tile"]]
+    held = {**honest, case["tile"]: forged[:-1] + bytes([forged[-1] ^ 1])}
+    root = tiles.root_from_partial_tiles(Folder(honest, size), size)
+    level, n, width = tiles.TilePath.parse(case["tile"])
+    assert level is not None
+    with pytest.raises(ProofRefused):
+        tiles.TrustedTiles(Folder(held, size), size, root).tile(level, n, width)
 
 
 def test_a_checkpoint_is_signed_and_opened() -> None:
