@@ -290,6 +290,7 @@ class Conductor:
         fact = {"site": site, "decision": _DECISIONS[answer], "reasons": list(reasons)}
         event = job_machine.SiteAnswered(site, answer, reasons, self._store.database.now_us())
         self.step(job_id, event, [("site.answered", fact)])
+        self._notify()  # with a quorum it's the grace that counts, and no longer the offer's deadline
         if answer is SiteEvent.REFUSE:
             self.pump()
 

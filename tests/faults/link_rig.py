@@ -69,7 +69,7 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def until(condition: Callable[[], object], *, within_s: float = 10.0, what: str = "") -> None:
+def until(condition: Callable[[], object], *, within_s: float = 60.0, what: str = "") -> None:
     """Wait until `condition` holds, and fail after `within_s`."""
     ends = time.monotonic() + within_s
     while not condition():
