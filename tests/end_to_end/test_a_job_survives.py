@@ -98,7 +98,7 @@ def test_a_killed_coordinator_goes_on_with_the_same_job_at_the_same_round_to_the
 
 
 def test_a_site_that_was_away_for_whole_rounds_follows_the_releases_it_missed(running: Federation) -> None:
-    job = running.submit(running.plan(SITES, quorum=3, deadlines={"training_s": 12, "phase_s": 12}, **SLOW))
+    job = running.submit(running.plan(SITES, quorum=3, deadlines={"training_s": 25, "phase_s": 25}, **SLOW))
     wait_for_round(running, job, 0)
     running.daemons["bern"].kill()
     wait_for_round(running, job, 1)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.link_rig import Coordinator, Federation, Site, SiteKeys, StartSite, until
+from tests.faults.link_rig import QUICK, Coordinator, Federation, Site, SiteKeys, StartSite, until
 
 
 @pytest.fixture(scope="session")
@@ -15,8 +15,9 @@ def federation() -> Federation:
 
 
 @pytest.fixture
-def coordinator(federation: Federation, tmp_path: Path) -> Iterator[Coordinator]:
-    made = Coordinator(federation, tmp_path / "coordinator")
+def coordinator(federation: Federation, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Coordinator]:
+    """A coordinator with patient limits, or with those that the test is parametrized with."""
+    made = Coordinator(federation, tmp_path / "coordinator", limits=getattr(request, "param", QUICK))
     yield made
     made.stop()
 

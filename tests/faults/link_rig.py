@@ -26,7 +26,6 @@ from federation.certificates import (
     public_key_digest,
     tls_key_to_pem,
 )
-from federation.edge.clock import SystemClock
 from federation.errors import ConfideError
 from federation.identity import IdentityKey
 from federation.link.backend import AttendanceState, Member, Peer
@@ -49,19 +48,25 @@ from federation.messages import (
     SignedMessage,
     Versions,
 )
+from tests.support.clocks import MovableClock
 
 NAME = "heart"
 VERSIONS = Versions(confide="0.1.0", protocol=1, oldest_protocol=1)
+# Quick to act and slow to give up: a busy machine may hold anything up for seconds.
 QUICK = LinkLimits(
     heartbeat_s=0.4,
-    lost_after_s=2.0,
+    lost_after_s=600.0,
     resend_s=0.5,
-    hello_timeout_s=2.0,
-    connect_timeout_s=3.0,
-    stall_s=3.0,
+    hello_timeout_s=60.0,
+    connect_timeout_s=60.0,
+    stall_s=60.0,
     retry_first_s=0.05,
     retry_bound_s=0.5,
-    permanent_retry_s=30.0,
+    permanent_retry_s=600.0,
+)
+# For tests of giving up.
+NERVOUS = QUICK.model_copy(
+    update={"lost_after_s": 2.0, "hello_timeout_s": 2.0, "connect_timeout_s": 3.0, "stall_s": 3.0}
 )
 
 
@@ -162,6 +167,7 @@ class Coordinator:
         self.expected: set[tuple[str, BlobReference]] = set()
         self.delivered: list[tuple[str, BlobReference]] = []
         self.before_taking: Callable[[Body], None] = lambda body: None
+        self.clock = MovableClock()
         self.server = self._server("127.0.0.1:0")
         self.port = self.server.start()
 
@@ -174,7 +180,7 @@ class Coordinator:
             backend=self,
             blobs=self.blobs,
             limits=self.limits,
-            clock=SystemClock(),
+            clock=self.clock,
             randomness=secrets.token_bytes,
         )
 
@@ -251,6 +257,7 @@ class Site:
     def __post_init__(self) -> None:
         self.before_taking: Callable[[Body], None] = lambda body: None
         self.blobs = BlobStore(self.folder)
+        self.clock = MovableClock()
         self.client = LinkClient(
             site=self.keys.site,
             route=self.route,
@@ -261,7 +268,7 @@ class Site:
             handler=self,
             blobs=self.blobs,
             limits=self.limits,
-            clock=SystemClock(),
+            clock=self.clock,
             randomness=secrets.token_bytes,
         )
 

@@ -1,6 +1,8 @@
 """Blob transfers over connections that break: every chunk once, at most one of them twice, and nothing unasked."""
 
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from federation.link.blobs import BlobStore
 from federation.link.chunks import CHUNK_BYTES, reference_of
 from federation.link.wire import LINK, as_is, chunk_piece, head_piece, reference_to_wire
 from federation.messages import BlobReference, MemberStatus
-from tests.faults.link_rig import QUICK, Coordinator, Site, SiteKeys, StartSite
+from tests.faults.link_rig import NERVOUS, QUICK, Coordinator, Site, SiteKeys, StartSite, until
 from tests.faults.relay import Relay
 
 pytestmark = pytest.mark.enable_socket
@@ -27,13 +29,23 @@ def content(chunks: int = CHUNKS, seed: int = 1) -> bytes:
     return whole[:-1000]
 
 
+def times_out_after_the_cut(relay: Relay, site: Site, transfer: Callable[[], object]) -> None:
+    """Run `transfer`, whose deadline passes once the relay has cut it and lets nobody through."""
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(transfer)
+        until(lambda: relay.answer_502, what="the cut")
+        site.clock.forward(601)
+        with pytest.raises(TimedOut):
+            running.result(60)
+
+
 def test_a_download_cut_at_every_chunk_resumes_where_it_was(coordinator: Coordinator, start: StartSite) -> None:
     reference = coordinator.blobs.put_bytes(content())
     coordinator.readable.add(reference.root)
     with Relay(coordinator.port) as relay:
         relay.cut_after(down=CHUNK_BYTES + CHUNK_BYTES // 2)
         site = start(port=relay.port)
-        path = site.client.fetch(reference, deadline_s=30)
+        path = site.client.fetch(reference, deadline_s=60)
         assert path.read_bytes() == content()
         site.client.stop()
         # That it ends proves it: no connection carries more than a chunk and a half of the six. What a cut wastes is
@@ -48,7 +60,7 @@ def test_an_upload_cut_at_every_chunk_resumes_where_it_was(coordinator: Coordina
         site = start(port=relay.port)
         reference = site.blobs.put_bytes(content())
         coordinator.expected.add(("cleveland", reference))
-        site.client.deliver(reference, deadline_s=30)
+        site.client.deliver(reference, deadline_s=60)
         assert coordinator.blobs.path(reference).read_bytes() == content()
         assert coordinator.delivered == [("cleveland", reference)]
         site.client.stop()
@@ -63,8 +75,7 @@ def test_an_upload_goes_on_after_a_restart_of_the_coordinator(coordinator: Coord
         coordinator.expected.add(("cleveland", reference))
         relay.fail_after_cut = True
         relay.cut_after(up=3 * CHUNK_BYTES + CHUNK_BYTES // 2)
-        with pytest.raises(TimedOut):
-            site.client.deliver(reference, deadline_s=1.0)
+        times_out_after_the_cut(relay, site, lambda: site.client.deliver(reference, deadline_s=600))
         coordinator.blobs = BlobStore(coordinator.blobs.folder)
         coordinator.restart()
         kept = coordinator.blobs.staged_chunks(reference, owner="cleveland")
@@ -72,7 +83,7 @@ def test_an_upload_goes_on_after_a_restart_of_the_coordinator(coordinator: Coord
         relay.cut_after()
         relay.answer_502 = False
         before = relay.up_bytes
-        site.client.deliver(reference, deadline_s=20)
+        site.client.deliver(reference, deadline_s=60)
         assert coordinator.blobs.path(reference).read_bytes() == content()
         assert relay.up_bytes - before < (CHUNKS - kept) * CHUNK_BYTES + CHUNK_BYTES // 2
         site.client.stop()
@@ -85,8 +96,7 @@ def test_a_download_goes_on_after_a_restart_of_the_site(coordinator: Coordinator
         site = start(port=relay.port)
         relay.fail_after_cut = True
         relay.cut_after(down=3 * CHUNK_BYTES + CHUNK_BYTES // 2)
-        with pytest.raises(TimedOut):
-            site.client.fetch(reference, deadline_s=1.0)
+        times_out_after_the_cut(relay, site, lambda: site.client.fetch(reference, deadline_s=600))
         site.client.stop()
         relay.cut_after()
         relay.answer_502 = False
@@ -94,7 +104,7 @@ def test_a_download_goes_on_after_a_restart_of_the_site(coordinator: Coordinator
         kept = again.blobs.staged_chunks(reference, owner="coordinator")
         assert kept >= 2
         before = relay.down_bytes
-        assert again.client.fetch(reference, deadline_s=20).read_bytes() == content()
+        assert again.client.fetch(reference, deadline_s=60).read_bytes() == content()
         assert relay.down_bytes - before < (CHUNKS - kept) * CHUNK_BYTES + CHUNK_BYTES // 2
         again.client.stop()
 
@@ -109,7 +119,7 @@ def test_a_transfer_that_stands_still_is_cut_and_resumed(coordinator: Coordinato
             site.client.fetch(reference, deadline_s=1.0)
         assert late.value.code == "CFD-L17"
         relay.silent = False
-        assert site.client.fetch(reference, deadline_s=20).read_bytes() == content()
+        assert site.client.fetch(reference, deadline_s=60).read_bytes() == content()
         site.client.stop()
 
 
@@ -120,9 +130,9 @@ def test_a_delivery_that_was_complete_is_counted_again_without_bytes(
         site = start(port=relay.port)
         reference = site.blobs.put_bytes(content())
         coordinator.expected.add(("cleveland", reference))
-        site.client.deliver(reference, deadline_s=20)
+        site.client.deliver(reference, deadline_s=60)
         before = relay.up_bytes
-        site.client.deliver(reference, deadline_s=20)
+        site.client.deliver(reference, deadline_s=60)
         assert coordinator.delivered == [("cleveland", reference)] * 2
         assert relay.up_bytes - before < CHUNK_BYTES // 4
         site.client.stop()
@@ -133,12 +143,12 @@ def test_an_empty_blob_and_one_of_exactly_one_chunk_travel(coordinator: Coordina
     for data in (b"", b"x" * CHUNK_BYTES, b"y"):
         down = coordinator.blobs.put_bytes(data + b"" if data else b"")
         coordinator.readable.add(down.root)
-        assert site.client.fetch(down, deadline_s=10).read_bytes() == data
+        assert site.client.fetch(down, deadline_s=60).read_bytes() == data
     for data in (b"", b"z" * CHUNK_BYTES):
         with Relay(coordinator.port):
             up = site.blobs.put_bytes(data)
         coordinator.expected.add(("cleveland", up))
-        site.client.deliver(up, deadline_s=10)
+        site.client.deliver(up, deadline_s=60)
         assert coordinator.blobs.path(up).read_bytes() == data
 
 
@@ -155,7 +165,7 @@ def test_a_blob_that_isnt_for_the_site_is_refused_like_one_that_doesnt_exist(
     told = []
     for reference in (secret, absent):
         with pytest.raises(ConfideError) as refused:
-            site.client.fetch(reference, deadline_s=5)
+            site.client.fetch(reference, deadline_s=60)
         told.append((refused.value.code, refused.value.message.replace(reference.root[:12], "…")))
     assert told[0] == told[1]
     assert told[0][0] == "CFD-L12"
@@ -169,7 +179,7 @@ def test_a_blob_that_nobody_expects_is_refused_and_nothing_of_it_is_kept(
     coordinator.expected.add(("cleveland", reference.model_copy(update={"size_bytes": 7})))
     coordinator.expected.add(("hungary", reference))
     with pytest.raises(ConfideError) as refused:
-        site.client.deliver(reference, deadline_s=5)
+        site.client.deliver(reference, deadline_s=60)
     assert refused.value.code == "CFD-L12"
     assert coordinator.blobs.staged_bytes("cleveland") == 0
     assert coordinator.delivered == []
@@ -182,10 +192,10 @@ def test_a_blob_over_the_limit_is_refused_before_anything_is_sent(coordinator: C
         reference = site.blobs.put_bytes(content())
         before = relay.up_bytes
         with pytest.raises(InvalidInput) as refused:
-            site.client.deliver(reference, deadline_s=5)
+            site.client.deliver(reference, deadline_s=60)
         assert refused.value.message == f"a blob of {reference.size_bytes} bytes, the link carries {3 * CHUNK_BYTES}"
         with pytest.raises(InvalidInput):
-            site.client.fetch(reference, deadline_s=5)
+            site.client.fetch(reference, deadline_s=60)
         assert relay.up_bytes - before < 2000
         site.client.stop()
 
@@ -204,7 +214,7 @@ class RawDelivery:
     def refusal(self, *pieces: bytes) -> str:
         call = self.channel.stream_unary(f"/{LINK}/Deliver", as_is, pb.StagedReply.FromString)
         with pytest.raises(grpc.RpcError) as ended:
-            call(iter(pieces), timeout=10)
+            call(iter(pieces), timeout=60)
         return dict(ended.value.trailing_metadata() or ()).get("confide-code", str(ended.value.code()))
 
 
@@ -297,7 +307,7 @@ def test_the_staging_of_one_site_is_bounded(coordinator: Coordinator, start: Sta
             small.expected.add(("cleveland", reference))
         first = [head_piece(references[0], 0, maker.hashes(references[0]))]
         first.append(chunk_piece(next(maker.read_chunks(references[0], 0))))
-        reply = raw.channel.stream_unary(f"/{LINK}/Deliver", as_is, pb.StagedReply.FromString)(iter(first), timeout=5)
+        reply = raw.channel.stream_unary(f"/{LINK}/Deliver", as_is, pb.StagedReply.FromString)(iter(first), timeout=60)
         assert (reply.chunks, reply.complete) == (1, False)
         assert raw.refusal(head_piece(references[1], 0, maker.hashes(references[1]))) == "CFD-L13"
         raw.channel.close()
@@ -315,19 +325,20 @@ def test_transfers_of_one_site_at_once_are_bounded_and_the_next_comes_later(
     raw = RawDelivery(coordinator, keys)
     request = pb.FetchRequest(reference=reference_to_wire(reference))
     fetch = raw.channel.unary_stream(f"/{LINK}/Fetch", pb.FetchRequest.SerializeToString, as_is)
-    held = [fetch(request, timeout=30) for _ in range(QUICK.max_transfers_per_site_count)]
+    held = [fetch(request, timeout=60) for _ in range(QUICK.max_transfers_per_site_count)]
     for call in held:
         next(call)
     began = time.monotonic()
     with pytest.raises(TimedOut):
         site.client.fetch(reference, deadline_s=0.5)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < QUICK.stall_s / 2  # it waited for nobody
     for call in held:
         call.cancel()
-    assert site.client.fetch(reference, deadline_s=20).stat().st_size == reference.size_bytes
+    assert site.client.fetch(reference, deadline_s=60).stat().st_size == reference.size_bytes
     raw.channel.close()
 
 
+@pytest.mark.parametrize("coordinator", [NERVOUS], indirect=True, ids=["nervous"])
 def test_fetches_that_nobody_reads_are_cut_and_give_their_place_to_others(
     coordinator: Coordinator, start: StartSite
 ) -> None:
@@ -339,5 +350,5 @@ def test_fetches_that_nobody_reads_are_cut_and_give_their_place_to_others(
     held = [fetch(pb.FetchRequest(reference=reference_to_wire(reference)), timeout=60) for _ in range(4)]
     for call in held:
         next(call)
-    assert site.client.fetch(reference, deadline_s=QUICK.stall_s + 10).stat().st_size == reference.size_bytes
+    assert site.client.fetch(reference, deadline_s=60).stat().st_size == reference.size_bytes
     raw.channel.close()

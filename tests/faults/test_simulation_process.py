@@ -240,4 +240,4 @@ def test_an_interrupt_ends_everything_without_patience(start, tmp_path):
         interrupted()
     assert process.processes() == []
     assert process._process.returncode == -signal.SIGTERM
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 100  # it sleeps 600 s

@@ -56,7 +56,7 @@ PLAN: dict[str, Any] = {
     "privacy": {"unit": "record", "mechanism": "local-dp-sgd", "epsilon": 4.0, "delta": 1e-3, "clip": 1.0},
     "secure_aggregation": {"enabled": False},
     "rounds": 3,
-    "deadlines": {"training_s": 60, "phase_s": 30},
+    "deadlines": {"training_s": 120, "phase_s": 120},
     "weights": "uniform",
     "evaluate": {"every": 1, "metrics": ["loss", "accuracy", "auc"], "release": "public"},
 }
@@ -99,7 +99,7 @@ def confide(*arguments: str, status: int = 0, timeout_s: float = 90, **changes: 
     return done.stdout
 
 
-def wait_until(condition: Callable[[], Any], *, timeout_s: float = 60, what: str = "condition") -> Any:
+def wait_until(condition: Callable[[], Any], *, timeout_s: float = 120, what: str = "condition") -> Any:
     """Return the first truthy value of `condition`, or fail after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -190,7 +190,7 @@ class Federation:
                 raise AssertionError(f"{party} ended with {process.returncode}:\n{daemon.text()[-4000:]}")
             return ready in daemon.text()
 
-        wait_until(is_ready, timeout_s=60, what=f"{party} ready")
+        wait_until(is_ready, timeout_s=120, what=f"{party} ready")
 
     def enrol(self, site: str, *, port: int | None = None) -> None:
         """Invite, enrol and confirm a site; `port` is a relay's, where the site dials one."""
