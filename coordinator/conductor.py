@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from audit.errors import AuditError
 from audit.events import Actor
-from coordinator import job_machine, queue
+from coordinator import job_machine, queue, showing
 from coordinator.configuration import Jobs
 from coordinator.job_machine import JobState, JobStep, Telling
 from coordinator.job_threads import JobThreads
@@ -179,39 +179,48 @@ class Conductor:
             self.pump()
 
     def pump(self) -> None:
-        """Start every queued job that may start."""
+        """Offer every queued job, and begin every ready one, whose sites have places."""
         with self._queue_lock:
             waiting, at_work = self.queue()
-            places = {SiteId(site): count for site, count in self._settings.places.items()}
-            start = queue.startable(waiting, at_work, places, default_places=self._settings.jobs_per_site)
+            start = queue.startable(waiting, at_work, self._places(), default_places=self._settings.jobs_per_site)
             for job_id in start:
+                queued = self._store.jobs.get(job_id).job.state is JobState.QUEUED
                 try:
-                    self.step(job_id, job_machine.Admitted())
+                    self.step(job_id, job_machine.Admitted() if queued else job_machine.Begun())
                 except OutOfOrder:
                     continue  # cancelled between the look and the step
 
     def queue(self) -> tuple[list[queue.Waiting], list[queue.AtWork]]:
-        """Return the queued jobs, and those that take places."""
+        """Return the jobs that wait for places, and those that take places."""
         records = self._store.jobs.page([JobState.QUEUED, *_LIVE], limit=10_000)
         waiting, at_work = [], []
         for record in records:
-            sites = frozenset(record.job.sites)
-            if record.job.state is JobState.QUEUED:
-                waiting.append(queue.Waiting(record.id, record.priority, record.number, sites))
-            else:
-                at_work.append(queue.AtWork(record.id, sites - frozenset(record.job.refused())))
+            job, grace_over = record.job, self._offered_for_s(record) >= self._settings.offer_grace_s
+            if job.state is JobState.QUEUED:
+                waiting.append(queue.Waiting(record.id, record.priority, record.number, frozenset(job.sites)))
+            elif job_machine.is_ready(job, grace_over=grace_over):
+                waiting.append(queue.Waiting(record.id, record.priority, record.number, frozenset(job.cohort())))
+            elif sites := job_machine.takes_places_at(job, grace_over=grace_over):
+                at_work.append(queue.AtWork(record.id, sites))
         return waiting, at_work
+
+    def _places(self) -> dict[SiteId, int]:
+        return {SiteId(site): count for site, count in self._settings.places.items()}
+
+    def _offered_for_s(self, record: JobRecord) -> float:
+        now_us = self._store.database.now_us()
+        return (now_us - (record.offered_us or now_us)) / 1e6
 
     def why(self, job_id: JobId) -> str:
         """Return in one sentence what a job waits for, or why it ended."""
         record = self._store.jobs.get(job_id)
         state = record.job.state
-        if state is JobState.QUEUED:
+        if state in (JobState.QUEUED, JobState.OFFERED):
             waiting, at_work = self.queue()
-            places = {SiteId(site): count for site, count in self._settings.places.items()}
-            return queue.why(job_id, waiting, at_work, places, default_places=self._settings.jobs_per_site)
-        if state is JobState.OFFERED:
-            return job_machine.waiting_for(record.job) or "the job starts now"
+            if any(found.id == job_id for found in waiting):
+                places = self._places()
+                return queue.why(job_id, waiting, at_work, places, default_places=self._settings.jobs_per_site)
+            return showing.offer_sentence(record, self._store.presence.all()) or "the job starts now"
         if state in job_machine.ENDS:
             return record.job.reason or f"the job is {state}"
         return f"the job is {state}, at round {record.job.round + 1} of {record.job.rounds}"
@@ -290,9 +299,8 @@ class Conductor:
         fact = {"site": site, "decision": _DECISIONS[answer], "reasons": list(reasons)}
         event = job_machine.SiteAnswered(site, answer, reasons, self._store.database.now_us())
         self.step(job_id, event, [("site.answered", fact)])
+        self.pump()
         self._notify()  # with a quorum it's the grace that counts, and no longer the offer's deadline
-        if answer is SiteEvent.REFUSE:
-            self.pump()
 
     # --- the time of offers -----------------------------------------------------------------------------------
 
@@ -312,24 +320,26 @@ class Conductor:
                     return
 
     def _due(self) -> float:
-        """Step every offered job whose time is over; return seconds until the next one's is."""
-        soonest_s = 3600.0
+        """Do what the time asks of offered jobs; return seconds until it asks again."""
         try:
-            now_us = self._store.database.now_us()
-            for record in self._store.jobs.page([JobState.OFFERED], limit=10_000):
-                age_s = (now_us - (record.offered_us or now_us)) / 1e6
-                quorum = len(record.job.cohort()) >= record.job.quorum
-                limit_s = self._settings.offer_grace_s if quorum else self._settings.offer_deadline_s
-                if age_s >= limit_s:
-                    self.step(record.id, job_machine.GraceOver() if quorum else job_machine.OfferDeadline())
-                else:
-                    soonest_s = min(soonest_s, limit_s - age_s)
+            self.pump()
+            return min((self._wait_s(record) for record in self._offered()), default=3600.0)
         except OutOfOrder:
             return 0.1  # a job moved between the look and the step
         except (ConfideError, AuditError) as problem:
             self._log.internal("offers.failed", problem)
             return 5.0
-        return soonest_s
+
+    def _offered(self) -> list[JobRecord]:
+        return list(self._store.jobs.page([JobState.OFFERED], limit=10_000))
+
+    def _wait_s(self, record: JobRecord) -> float:
+        """End an offered job below its quorum at its deadline, and return seconds until its next time comes."""
+        age_s = self._offered_for_s(record)
+        left_s = [limit_s - age_s for limit_s in (self._settings.offer_grace_s, self._settings.offer_deadline_s)]
+        if left_s[1] <= 0 and len(record.job.cohort()) < record.job.quorum:
+            self.step(record.id, job_machine.OfferDeadline())
+        return min((wait_s for wait_s in left_s if wait_s > 0), default=3600.0)
 
     def actor_of(self, name: str | None) -> Actor:
         """Return who acts: a person by name, or the service itself."""

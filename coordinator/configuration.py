@@ -67,7 +67,11 @@ class Jobs(Settings):
     ] = {}  # noqa: RUF012 (the model is frozen, and pydantic copies defaults)
     offer_grace_s: Annotated[
         float,
-        Field(ge=0, le=604_800, description="seconds that a job with a quorum still waits for sites without an answer"),
+        Field(
+            ge=0,
+            le=604_800,
+            description="seconds that an offer keeps its sites' places, and that a quorum waits for the rest",
+        ),
     ] = 30.0
     offer_deadline_s: Annotated[
         float, Field(gt=0, le=31_536_000, description="seconds that an offer stays open for people to approve it")

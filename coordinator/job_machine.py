@@ -3,8 +3,11 @@
 The rules:
 
 - An event that a state doesn't know raises `OutOfOrder`, and the state stays as it was.
-- A job starts once a quorum accepts and every other site has answered or the grace time is over. It ends at once
-  when so many sites refused that a quorum can't come together, and at the offer deadline otherwise.
+- A job is ready once a quorum accepts and every other site has answered or the grace time is over; it begins when its
+  sites have places. It ends at once when so many sites refused that a quorum can't come together, and at the offer
+  deadline where none came together.
+- A job takes places where it works, and for the grace time where it was just offered. One that then still waits for
+  answers takes none, so that a site which never comes holds nobody up.
 - A site that accepts later takes part from the next round on.
 - A pause lets the running round finish; no other begins until the job is resumed.
 - A round that released nothing is tried again, at most `attempts` times in all; then the job fails and says why.
@@ -42,7 +45,7 @@ class JobState(StrEnum):
 ENDS: Final = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
 """The states that nothing leads out of."""
 AT_WORK: Final = frozenset({JobState.OFFERED, JobState.RUNNING, JobState.PAUSED})
-"""The states in which a job takes one of its sites' places."""
+"""The states in which sites know of a job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +119,8 @@ class SiteMoved:
 
 
 @dataclass(frozen=True, slots=True)
-class GraceOver:
-    """Sites that haven't answered are no longer waited for where a quorum accepted."""
+class Begun:
+    """The queue gives the job, whose quorum accepted, the places at its sites; others are no longer waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +173,7 @@ JobEvent = (
     | Admitted
     | SiteAnswered
     | SiteMoved
-    | GraceOver
+    | Begun
     | OfferDeadline
     | PauseAsked
     | ResumeAsked
@@ -234,9 +237,9 @@ TABLE: Final[Mapping[JobState, Mapping[type[JobEvent], frozenset[JobState]]]] = 
             Broke: frozenset({_S.FAILED}),
         },
         _S.OFFERED: {
-            SiteAnswered: frozenset({_S.OFFERED, _S.RUNNING, _S.FAILED}),
-            GraceOver: frozenset({_S.OFFERED, _S.RUNNING}),
-            OfferDeadline: frozenset({_S.RUNNING, _S.FAILED}),
+            SiteAnswered: frozenset({_S.OFFERED, _S.FAILED}),
+            Begun: frozenset({_S.OFFERED, _S.RUNNING}),
+            OfferDeadline: frozenset({_S.OFFERED, _S.FAILED}),
             CancelAsked: frozenset({_S.CANCELLED}),
             Broke: frozenset({_S.FAILED}),
         },
@@ -300,7 +303,7 @@ def _apply(job: Job, event: JobEvent) -> _Moved:
             return _answered(job, event)
         case SiteMoved():
             return _Moved(_with_site(job, event.site, event.event, event.reasons, event.now_us))
-        case GraceOver() | OfferDeadline():
+        case Begun() | OfferDeadline():
             return _waited(job, event)
         case PauseAsked() | ResumeAsked():
             return _paused_or_resumed(job, event)
@@ -318,15 +321,14 @@ def _answered(job: Job, event: SiteAnswered) -> _Moved:
     job = _with_site(job, event.site, event.answer, event.reasons, event.now_us)
     if len(job.sites) - len(job.refused()) < job.quorum:
         return _end(job, JobState.FAILED, _missing(job))
-    if job.state is JobState.OFFERED and not job.undecided():
-        return _start(job)
     return _Moved(job)
 
 
-def _waited(job: Job, event: GraceOver | OfferDeadline) -> _Moved:
-    if len(job.cohort()) >= job.quorum:
-        return _start(job)
-    return _Moved(job) if isinstance(event, GraceOver) else _end(job, JobState.FAILED, _missing(job))
+def _waited(job: Job, event: Begun | OfferDeadline) -> _Moved:
+    quorum = len(job.cohort()) >= job.quorum
+    if isinstance(event, OfferDeadline):
+        return _Moved(job) if quorum else _end(job, JobState.FAILED, _missing(job))
+    return _Moved(replace(job, state=JobState.RUNNING), [StartRounds()]) if quorum else _Moved(job)
 
 
 def _paused_or_resumed(job: Job, event: PauseAsked | ResumeAsked) -> _Moved:
@@ -347,10 +349,6 @@ def _abandoned(job: Job, event: RoundAbandoned) -> _Moved:
         return _Moved(replace(job, attempt=job.attempt + 1))
     times = "once" if job.attempts == 1 else f"{job.attempts} times"
     return _end(job, JobState.FAILED, f"round {job.round} was tried {times}: {event.reason}")
-
-
-def _start(job: Job) -> _Moved:
-    return _Moved(replace(job, state=JobState.RUNNING), [StartRounds()])
 
 
 def _end(job: Job, state: JobState, reason: str) -> _Moved:
@@ -389,6 +387,28 @@ def _missing(job: Job) -> str:
     if job.undecided():
         parts.append("no answer: " + ", ".join(job.undecided()))
     return "; ".join(parts)
+
+
+def is_ready(job: Job, *, grace_over: bool) -> bool:
+    """Return whether an offered job begins as soon as its sites have places."""
+    decided = grace_over or not job.undecided()
+    return job.state is JobState.OFFERED and len(job.cohort()) >= job.quorum and decided
+
+
+def takes_places_at(job: Job, *, grace_over: bool) -> frozenset[SiteId]:
+    """Return the sites at which the job takes a place now.
+
+    Args:
+        job: The job.
+        grace_over: Whether it was offered longer ago than the grace time.
+    """
+    match job.state:
+        case JobState.RUNNING | JobState.PAUSED:
+            return frozenset(job.cohort())
+        case JobState.OFFERED if not grace_over:
+            return frozenset(job.sites) - frozenset(job.refused())
+        case _:
+            return frozenset()
 
 
 def waiting_for(job: Job) -> str:

@@ -54,9 +54,10 @@ class Overview:
         sites = [self._site_in_job(record, site, presence) for site in sorted(record.job.sites)]
         rounds = self._rounds(record)
         current = rounds[-1] if rounds else None
-        waiting = showing.waiting_sentence(record, current)
-        if record.job.state is JobState.QUEUED:
+        if record.job.state in (JobState.QUEUED, JobState.OFFERED):
             waiting = self._why(record.id)
+        else:
+            waiting = showing.waiting_sentence(record, current, presence)
         newest = self._store.releases.newest_evaluated(record.id)
         return showing.job_view(record, waiting=waiting, newest=newest, sites=sites, rounds=rounds)
 

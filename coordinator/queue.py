@@ -1,9 +1,11 @@
-"""Which queued job may start, and why another one may not; pure.
+"""Which waiting job may start, and why another one may not; pure.
 
-The order is priority, the highest first, then age. A job starts when each of its invited sites has a free place; a
-site has `jobs_per_site` places, one unless configured, and a job that is offered, running or paused takes one at each
-site that hasn't refused it. A job that must wait for a site doesn't hold that site's free places for itself, so a
-smaller job may pass it; it is passed only by jobs that share no full site with it.
+The order is priority, the highest first, then age. A job starts when each of its sites has a free place: all invited
+ones for a job that is to be offered, those that accepted for one that was offered and is ready. A site has
+`jobs_per_site` places, one unless configured; which of them a job takes is said by `job_machine.takes_places_at`. A job
+that must wait for a site doesn't hold that site's free places for itself, so a smaller job may pass it; it is passed
+only by jobs that share no full site with it. A site whose answer comes when its job is already running joins it even
+where its places are taken: it was told that it may.
 """
 
 from collections import Counter
@@ -15,7 +17,7 @@ from federation.messages import JobId, SiteId
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A queued job. `number` grows with the time of submission."""
+    """A job that is queued, or offered and ready. `number` grows with the time of submission."""
 
     id: JobId
     priority: int
@@ -25,7 +27,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class AtWork:
-    """A job that takes places: `sites` are its invited sites without those that refused."""
+    """A job that takes a place at each of `sites`."""
 
     id: JobId
     sites: frozenset[SiteId]
@@ -68,7 +70,7 @@ def why(
     *,
     default_places: int,
 ) -> str:
-    """Return in one sentence why a queued job hasn't started, naming sites and the jobs that are there."""
+    """Return in one sentence why a waiting job hasn't started, naming sites and the jobs that are there."""
     queue = in_order(waiting)
     busy = list(at_work)
     place = next((number for number, queued in enumerate(queue, 1) if queued.id == job), None)

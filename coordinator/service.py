@@ -303,7 +303,7 @@ class CoordinatorService:
 
     def why(self, job: str) -> str:
         """Return in one sentence what a job waits for, or why it ended."""
-        return self._conductor.why(JobId(job))
+        return self._overview.show(JobId(job)).waiting or self._conductor.why(JobId(job))
 
     # --- showing ----------------------------------------------------------------------------------------------
 

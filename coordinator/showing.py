@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from coordinator import job_machine
 from coordinator.records import AttemptRecord, EventRecord, JobRecord, PresenceRecord, ReleaseRecord
 from coordinator.round_machine import RoundState, Standing
+from coordinator.site_machine import SiteState
 from coordinator.views import (
     EventView,
     JobView,
@@ -159,9 +160,34 @@ def preview_view(site: str, reply: PreviewReply | None) -> PreviewView:
     )
 
 
-def waiting_sentence(record: JobRecord, current: RoundView | None) -> str:
+def waiting_sentence(record: JobRecord, current: RoundView | None, presence: Mapping[SiteId, PresenceRecord]) -> str:
     """Return what an offered or running job waits for, or nothing."""
     if record.job.state is job_machine.JobState.RUNNING and current is not None and current.waiting_for:
         here = len(current.cohort) - len(current.waiting_for)
-        return f"waiting for sites: {here} of {current.quorum} (missing: {', '.join(current.waiting_for)})"
-    return job_machine.waiting_for(record.job)
+        missing = f"waiting for sites: {here} of {current.quorum} (missing: {', '.join(current.waiting_for)})"
+        away = [_away(SiteId(site), presence) for site in current.waiting_for]
+        return "; ".join([missing, *filter(None, away)])
+    return offer_sentence(record, presence)
+
+
+def offer_sentence(record: JobRecord, presence: Mapping[SiteId, PresenceRecord]) -> str:
+    """Return which sites an offered job waits for and since when, or nothing."""
+    missing = job_machine.waiting_for(record.job)
+    if not missing:
+        return ""
+    offered = shown_time(record.offered_us)
+    whys = []
+    for site in record.job.undecided():
+        standing = record.job.sites[site]
+        if standing.state is SiteState.PARKED:
+            whys.append(f"{site} waits for its operator's approval since {shown_time(standing.since_us)}")
+        else:
+            whys.append(_away(site, presence) or f"{site} hasn't answered the offer of {offered}")
+    return "; ".join([missing, *whys])
+
+
+def _away(site: SiteId, presence: Mapping[SiteId, PresenceRecord]) -> str:
+    known = presence.get(site)
+    if known is None:
+        return f"{site} never connected"
+    return "" if known.connected else f"{site} is away since {shown_time(known.since_us)}"

@@ -278,7 +278,7 @@ def _answered(job: Job, answers: Mapping[SiteId, Answer], now_us: int) -> Job:
             break  # so many refused that there is no quorum any more
         event = SiteEvent.ACCEPT if answer.decision is Decision.ACCEPTED else SiteEvent.REFUSE
         job, _ = job_machine.step(job, job_machine.SiteAnswered(site, event, tuple(_reasons(answer)), now_us))
-    return job
+    return job if job.state is not JobState.OFFERED else job_machine.step(job, job_machine.Begun())[0]
 
 
 def _reasons(answer: Answer) -> list[str]:

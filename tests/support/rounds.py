@@ -197,6 +197,7 @@ class Bench:
         self.job = self._make_job(attempts)
         for site in sites:
             self._accept(site, (declared or {}).get(site, 1))
+        self.store.jobs.step(self.job, job_machine.Begun())
 
     def open(self) -> None:
         """Open the disk as a new process would."""

@@ -22,7 +22,7 @@ EVENTS: list[m.JobEvent] = [
     m.Admitted(),
     m.SiteAnswered(A, SiteEvent.ACCEPT),
     m.SiteMoved(A, SiteEvent.ASK),
-    m.GraceOver(),
+    m.Begun(),
     m.OfferDeadline(),
     m.PauseAsked(),
     m.ResumeAsked(),
@@ -76,22 +76,27 @@ def test_cancelling_works_in_every_state_that_is_no_end_and_is_final(state: JobS
             step(after, event)
 
 
-def test_a_job_starts_once_every_site_answered_and_a_quorum_accepted() -> None:
+def test_a_job_is_ready_once_every_site_answered_and_a_quorum_accepted() -> None:
     offered, actions = step(job(JobState.QUEUED), m.Admitted())
     assert actions == (m.SendOffers((B, C, A)),)
     one, _ = step(offered, m.SiteAnswered(A, SiteEvent.ACCEPT))
     two, _ = step(one, m.SiteAnswered(B, SiteEvent.ACCEPT))
     assert two.state is JobState.OFFERED
     assert m.waiting_for(two) == "waiting for sites: 2 of 2 (missing: north)"
+    assert not m.is_ready(two, grace_over=False)
     three, actions = step(two, m.SiteAnswered(C, SiteEvent.REFUSE, ("CFD-S01: not at night",)))
-    assert three.state is JobState.RUNNING
+    assert (three.state, actions) == (JobState.OFFERED, ())
+    assert m.is_ready(three, grace_over=False)
+    begun, actions = step(three, m.Begun())
+    assert begun.state is JobState.RUNNING
     assert actions == (m.StartRounds(),)
-    assert three.cohort() == (B, A)
+    assert begun.cohort() == (B, A)
 
 
 def test_after_the_grace_time_a_quorum_starts_and_a_later_site_joins() -> None:
     offered = job(JobState.OFFERED, sites={A: SiteState.ACCEPTED, B: SiteState.ACCEPTED, C: SiteState.PARKED})
-    started, actions = step(offered, m.GraceOver())
+    assert m.is_ready(offered, grace_over=True)
+    started, actions = step(offered, m.Begun())
     assert (started.state, actions) == (JobState.RUNNING, (m.StartRounds(),))
     joined, actions = step(started, m.SiteAnswered(C, SiteEvent.ACCEPT))
     assert (joined.cohort(), actions) == ((B, C, A), ())
@@ -99,7 +104,24 @@ def test_after_the_grace_time_a_quorum_starts_and_a_later_site_joins() -> None:
 
 def test_after_the_grace_time_a_job_below_quorum_goes_on_waiting() -> None:
     offered = job(JobState.OFFERED, sites={A: SiteState.ACCEPTED, B: SiteState.INVITED, C: SiteState.INVITED})
-    assert step(offered, m.GraceOver()) == (offered, ())
+    assert not m.is_ready(offered, grace_over=True)
+    assert step(offered, m.Begun()) == (offered, ())
+
+
+def test_a_job_takes_places_where_it_works_and_where_it_was_just_offered() -> None:
+    offered = job(JobState.OFFERED, sites={A: SiteState.ACCEPTED, B: SiteState.INVITED, C: SiteState.REFUSED})
+    assert m.takes_places_at(offered, grace_over=False) == {A, B}
+    assert m.takes_places_at(offered, grace_over=True) == set()
+    begun = running(**{A: SiteState.LATE, B: SiteState.INVITED, C: SiteState.REFUSED})
+    assert m.takes_places_at(begun, grace_over=True) == {A}
+    paused, _ = step(begun, m.PauseAsked())
+    assert m.takes_places_at(paused, grace_over=True) == {A}
+    assert m.takes_places_at(job(JobState.QUEUED), grace_over=False) == set()
+
+
+def test_at_the_offer_deadline_a_job_with_a_quorum_goes_on_waiting_for_its_places() -> None:
+    offered = job(JobState.OFFERED, sites={A: SiteState.ACCEPTED, B: SiteState.ACCEPTED, C: SiteState.INVITED})
+    assert step(offered, m.OfferDeadline()) == (offered, ())
 
 
 def test_at_the_offer_deadline_a_job_below_quorum_ends_and_names_who_is_missing() -> None:

@@ -68,6 +68,7 @@ def running(store: Store) -> JobId:
     store.jobs.step(record.id, job_machine.Admitted())
     for site in (A, B):
         store.jobs.step(record.id, job_machine.SiteAnswered(site, SiteEvent.ACCEPT))
+    store.jobs.step(record.id, job_machine.Begun())
     return record.id
 
 
@@ -121,6 +122,7 @@ def test_what_a_step_returns_is_what_is_stored(store: Store) -> None:
         job_machine.Admitted(),
         job_machine.SiteAnswered(A, SiteEvent.REFUSE, ("CFD-S01: no",), now_us=5),
         job_machine.SiteAnswered(B, SiteEvent.ACCEPT),
+        job_machine.Begun(),
         job_machine.PauseAsked(),
         job_machine.ResumeAsked(),
         job_machine.CancelAsked("alice asked"),
