@@ -172,6 +172,12 @@ POLICY: Final = _rows(  # CFD-S..  the site's policy, approvals
         "the submitter isn't named in a signature that the site can check",
         "submit with a person's own key",
     ),
+    (
+        "CFD-S12",
+        0,
+        "the site has no accelerator and trains on its CPU",
+        "nothing, or give the rounds a longer deadline",
+    ),
 )
 # CFD-D..  documents, data sets, maps, intake
 DATA: Final = _rows(

@@ -260,7 +260,12 @@ class Evaluate(Section):
 class Resources(Section):
     """What a site must set aside."""
 
-    accelerators: Annotated[int, Field(ge=0, le=64)] = 0
+    accelerators: Annotated[
+        int,
+        Field(
+            ge=0, le=64, description="0: the CPU; 1: an accelerator where the site has one, else its CPU; N: so many"
+        ),
+    ] = 0
     memory_gib: Annotated[int, Field(ge=1, le=16_384, description="main memory in GiB")] = 4
 
 

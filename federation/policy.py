@@ -79,6 +79,8 @@ class Facts:
         vouched: True where only the coordinator's service signed.
         members_accepted_count: How many of the invited members this site has accepted, itself included.
         now: The present time, with a zone.
+        memory_gib: Main memory of the site's machine, None where it isn't known.
+        accelerators_count: Accelerators that the site has for jobs, None where it isn't known.
     """
 
     datasets: tuple[DatasetFacts, ...]
@@ -87,6 +89,8 @@ class Facts:
     vouched: bool
     members_accepted_count: int
     now: datetime
+    memory_gib: int | None = None
+    accelerators_count: int | None = None
 
 
 class Passed(StrEnum):
@@ -190,7 +194,7 @@ def _same_contract(dataset: DatasetFacts, plan: Plan) -> bool:
 
 def _for_dataset(policy: Policy, plan: Plan, facts: Facts, dataset: DatasetFacts) -> Explanation:
     floors = [*_floors(policy.floors, plan, facts, dataset), *_fit(plan, dataset), *_metrics(policy, plan, dataset)]
-    floors += _ceilings(policy.resources, plan)
+    floors += [*_ceilings(policy.resources, plan), *_machine(plan, facts)]
     missed = [line for line in floors if line.result is Passed.MISSED]
     rules = list(_rules(policy, plan, facts, dataset))
     decided = rules[-1]
@@ -300,6 +304,17 @@ def _ceilings(ceilings: Ceilings, plan: Plan) -> Iterator[Line]:
     if ceilings.memory_gib is not None:
         text = f"memory {asked.memory_gib} GiB, at most {ceilings.memory_gib} GiB"
         yield _line(asked.memory_gib <= ceilings.memory_gib, "resources/memory_gib", "CFD-S06", text)
+
+
+def _machine(plan: Plan, facts: Facts) -> Iterator[Line]:
+    """Yield whether the site has what the plan asks for; in place of a single accelerator its CPU does."""
+    asked = plan.resources
+    if facts.accelerators_count is not None and asked.accelerators > 1:
+        text = f"accelerators {asked.accelerators}, this site has {facts.accelerators_count}"
+        yield _line(asked.accelerators <= facts.accelerators_count, "", "CFD-S06", text)
+    if facts.memory_gib is not None:
+        text = f"memory {asked.memory_gib} GiB, this site has {facts.memory_gib} GiB"
+        yield _line(asked.memory_gib <= facts.memory_gib, "", "CFD-S06", text)
 
 
 def _rules(policy: Policy, plan: Plan, facts: Facts, dataset: DatasetFacts) -> Iterator[Line]:

@@ -42,13 +42,18 @@ def release_memory(device: "torch.device") -> None:
 
 
 def main() -> int:
-    """Write device and version of torch to standard output, for `confide site doctor`, which doesn't load torch."""
+    """Write device, count and version of torch to standard output, for `machine`, which doesn't load torch."""
     import json
     import sys
 
     import torch
 
-    sys.stdout.write(json.dumps({"device": describe(choose_device(1)), "torch": torch.__version__}) + "\n")
+    found = {
+        "device": describe(choose_device(1)),
+        "count": torch.accelerator.device_count(),
+        "torch": torch.__version__,
+    }
+    sys.stdout.write(json.dumps(found) + "\n")
     return 0
 
 

@@ -29,6 +29,9 @@ class Training(Settings):
     limit_memory: Annotated[
         bool, Field(description="hold a trainer on the CPU to the plan's memory_gib by the operating system")
     ] = True
+    accelerators: Annotated[
+        int | None, Field(ge=0, le=64, description="accelerators lent to jobs; default all that torch names")
+    ] = None
     lease_steps: Annotated[int, Field(ge=1, le=10_000, description="steps charged at a time")] = 10
     start_timeout_s: Annotated[int, Field(ge=1, le=3600, description="seconds for a trainer to load its libraries")] = (
         180

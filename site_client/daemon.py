@@ -40,6 +40,7 @@ from site_client.events import (
 )
 from site_client.floor import Floor
 from site_client.job_book import JobBook
+from site_client.machine import Machine
 from site_client.mailbox import STOPPING, Mailbox
 from site_client.open_site import OpenSite
 from site_client.operator_desk import OperatorDesk
@@ -82,7 +83,13 @@ class Daemon:
         self._notify = notify
         self._timers = Timers(site.clock.monotonic_s)
         self._out = Outgoing(site.store, link, log)
-        self._desk = Desk(site, log, new_message_id=self._out.new_id, new_approval_id=lambda: secrets.token_hex(6))
+        self._desk = Desk(
+            site,
+            log,
+            new_message_id=self._out.new_id,
+            new_approval_id=lambda: secrets.token_hex(6),
+            machine=Machine(site.home.path / "cache", variables, accelerators=site.configuration.training.accelerators),
+        )
         self._floor = Floor(site, link, log, mailbox=mailbox, timers=self._timers, variables=variables)
         self._book = JobBook(site, log, desk=self._desk, floor=self._floor, out=self._out)
         self._renewal = Renewal(site, link, log, run=self._floor.in_thread, post=mailbox.post)

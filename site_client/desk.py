@@ -17,6 +17,7 @@ from privacy.accounting.convert import nano
 from privacy.errors import LedgerMisused, PrivacyError
 from site_client import offers, session_machine
 from site_client.jobs import approval_part
+from site_client.machine import Machine
 from site_client.offers import Judgement, Submission
 from site_client.open_site import OpenSite
 from site_client.records import hash_text
@@ -42,10 +43,14 @@ class Desk:
         log: The process log.
         new_message_id: Gives ids for messages.
         new_approval_id: Gives ids for approvals.
+        machine: What this site has for trainers.
     """
 
-    def __init__(self, site: OpenSite, log: Log, *, new_message_id: IdSource, new_approval_id: IdSource) -> None:
+    def __init__(
+        self, site: OpenSite, log: Log, *, new_message_id: IdSource, new_approval_id: IdSource, machine: Machine
+    ) -> None:
         self._site = site
+        self._machine = machine
         self._log = log
         self._new_message_id = new_message_id
         self._new_approval_id = new_approval_id
@@ -61,8 +66,23 @@ class Desk:
             vouched=False,
             signature=None,
         )
-        judged = self._with_ledger(offers.judge(submission, self._site.known()))
-        return offers.preview_of(judged, message_id=self._new_message_id(), request_id=request.message_id)
+        judged = self._with_ledger(self._judge(submission))
+        asks = judged.plan is not None and judged.plan.resources.accelerators > 0
+        return offers.preview_of(
+            judged,
+            message_id=self._new_message_id(),
+            request_id=request.message_id,
+            on_cpu=asks and self._machine.accelerators_count() == 0,
+        )
+
+    def _judge(self, submission: Submission, *, approved: bool = False) -> Judgement:
+        """Return what the site answers; it looks for accelerators only where the plan asks for them."""
+        known = replace(self._site.known(), memory_gib=self._machine.memory_gib())
+        judged = offers.judge(submission, known, approved=approved)
+        if judged.plan is None or judged.plan.resources.accelerators < 2:
+            return judged
+        known = replace(known, accelerators_count=self._machine.accelerators_count())
+        return offers.judge(submission, known, approved=approved)
 
     def _with_ledger(self, judged: Judgement) -> Judgement:
         if judged.decision is Decision.REFUSED or judged.candidate is None or judged.schedule is None:
@@ -83,7 +103,7 @@ class Desk:
             vouched=stored.vouched,
             signature=stored.signature,
         )
-        judged = offers.judge(submission, self._site.known(), approved=approval is not None)
+        judged = self._judge(submission, approved=approval is not None)
         terms = None
         if judged.decision is Decision.ACCEPTED:
             judged, terms = self._accept(stored, judged, approval)

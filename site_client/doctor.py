@@ -1,10 +1,7 @@
 """What can be wrong at a site, looked at one by one: each look is a name, what was found, and how to fix it."""
 
-import json
 import shutil
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,12 +19,11 @@ from federation.link.route import choose_route, parse_address
 from site_client.configuration import SiteConfiguration
 from site_client.data.prepared import is_sound
 from site_client.data.registry import Registry
-from site_client.trainer_process import trainer_environment
+from site_client.machine import Machine, NoTorch
 
 LEAST_FREE_BYTES: Final = 2 << 30
 WARN_BEFORE: Final = timedelta(days=14)
 PROBE_TIMEOUT_S: Final = 10.0
-TRAINER_TIMEOUT_S: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,21 +163,11 @@ class Doctor:
         return Finding("data sets", ", ".join(item.name for item in data_sets) + note)
 
     def _accelerator(self) -> Finding:
-        environment = trainer_environment(self._variables, cache=self._home.path / "cache", threads=1)
+        machine = Machine(self._home.path / "cache", self._variables, accelerators=None)
         try:
-            done = subprocess.run(
-                [sys.executable, "-P", "-m", "site_client.accelerators"],
-                env=environment,
-                cwd=self._home.path,
-                capture_output=True,
-                timeout=TRAINER_TIMEOUT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
+            found = machine.accelerators()
+        except NoTorch as problem:
             return Finding(
-                "accelerator", f"torch didn't load in {TRAINER_TIMEOUT_S:.0f} s", "try again on a quiet machine"
+                "accelerator", problem.message, "install confide[site], or try on a quiet machine", "CFD-R54"
             )
-        if done.returncode != 0:
-            return Finding("accelerator", "torch can't be loaded", "install confide[site]", "CFD-R54")
-        found = json.loads(done.stdout)
-        return Finding("accelerator", f"{found['device']}, torch {found['torch']}")
+        return Finding("accelerator", f"{found.device}, torch {found.torch}")

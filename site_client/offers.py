@@ -31,6 +31,7 @@ OTHER_CONTRACT: Final = "CFD-R65"
 NO_PLAN: Final = "CFD-R67"
 WAITS: Final = "CFD-R68"
 NOT_INVITED: Final = "CFD-R77"
+ON_CPU: Final = "CFD-S12"
 HOURS: Final = "hours"
 _REASON_CHARACTERS: Final = 500
 _MEMORY_BYTES_PER_PARAMETER: Final = 64
@@ -63,13 +64,15 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the site knows when it judges."""
+    """What the site knows when it judges; of its machine, None is what it hasn't looked at."""
 
     site: str
     charter: AcceptedCharter
     policy: Policy
     candidates: Sequence[Candidate]
     now: datetime
+    memory_gib: int | None = None
+    accelerators_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +188,8 @@ def _facts(plan: Plan, submission: Submission, known: Known) -> policies.Facts:
         vouched=submission.vouched,
         members_accepted_count=known.charter.accepted_among(plan.sites.invite),
         now=known.now,
+        memory_gib=known.memory_gib,
+        accelerators_count=known.accelerators_count,
     )
 
 
@@ -267,8 +272,15 @@ def answer_to(judged: Judgement, *, message_id: str, job: JobId, plan_digest: st
     )
 
 
-def preview_of(judged: Judgement, *, message_id: str, request_id: str) -> PreviewReply:
-    """Return what `job validate` is told; nothing is reserved, parked or promised."""
+def preview_of(judged: Judgement, *, message_id: str, request_id: str, on_cpu: bool = False) -> PreviewReply:
+    """Return what `job validate` is told; nothing is reserved, parked or promised.
+
+    Args:
+        judged: What the site would answer.
+        message_id: The reply's id.
+        request_id: The request's.
+        on_cpu: The plan asks for an accelerator, and the site would train on its CPU.
+    """
     schedule, candidate, plan = judged.schedule, judged.candidate, judged.plan
     known = candidate is not None and plan is not None and judged.decision is not Decision.REFUSED
     update_bytes = memory_bytes = 0
@@ -280,7 +292,10 @@ def preview_of(judged: Judgement, *, message_id: str, request_id: str) -> Previe
         message_id=message_id,
         request_id=request_id,
         decision=judged.decision,
-        reasons=judged.reasons[:32],
+        reasons=(
+            *judged.reasons[:31],
+            *([_reason(ON_CPU, "no accelerator here, it trains on the CPU")] if on_cpu else []),
+        ),
         units_declared=candidate.units_declared if known and candidate is not None else 0,
         epsilon=schedule.epsilon_after(schedule.steps).hex() if known and schedule is not None else None,
         noise_multiplier=schedule.noise_multiplier.hex() if known and schedule is not None else None,

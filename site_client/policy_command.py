@@ -96,11 +96,12 @@ def test(arguments: list[str]) -> int:
 
 def _facts(home: "SiteHome", policy: "Policy", plan: "Plan", *, submitter: str, vouched: bool) -> "Facts":
     from federation.edge.clock import SystemClock
-    from federation.edge.configuration import load_configuration
+    from federation.edge.configuration import environment, load_configuration
     from federation.policy import DatasetFacts, Facts
     from site_client.charter_store import CharterStore
     from site_client.configuration import SiteConfiguration
     from site_client.data.registry import Registry
+    from site_client.machine import Machine
 
     configuration = load_configuration(SiteConfiguration, home.configuration_file)
     accept_all = policy.members == "accept"
@@ -121,6 +122,7 @@ def _facts(home: "SiteHome", policy: "Policy", plan: "Plan", *, submitter: str, 
         )
     finally:
         registry.close()
+    machine = Machine(home.path / "cache", environment(), accelerators=configuration.training.accelerators)
     return Facts(
         datasets=datasets,
         coordinator="coordinator",
@@ -128,6 +130,8 @@ def _facts(home: "SiteHome", policy: "Policy", plan: "Plan", *, submitter: str, 
         vouched=vouched,
         members_accepted_count=len(plan.sites.invite) if charter is None else charter.accepted_among(plan.sites.invite),
         now=SystemClock().now(),
+        memory_gib=machine.memory_gib(),
+        accelerators_count=machine.accelerators_count() if plan.resources.accelerators > 1 else None,
     )
 
 

@@ -91,7 +91,9 @@ class Trainers:
                 threads=threads,
                 lease_steps=settings.lease_steps,
                 memory_bytes=resources.memory_gib * _GIB if limited else 0,
-                accelerators=resources.accelerators,
+                accelerators=resources.accelerators
+                if settings.accelerators is None
+                else min(resources.accelerators, settings.accelerators),
                 audit=ReceiptSource(origin=log.origin, boot=log.boot, writer_key=log.writer_key),
             )
         )

@@ -121,6 +121,31 @@ def test_a_preview_promises_nothing(rig: SiteRig) -> None:
     assert not rig.actions("job.offered", "budget.reserved", "job.accepted")
 
 
+def test_a_plan_is_held_against_what_the_machine_has(rig: SiteRig) -> None:
+    rig.configure(accelerators=0)
+    rig.start()
+
+    def asked(resources: str) -> tuple[Decision, list[tuple[str, str]]]:
+        plan = site_data.plan(**{"deadlines:": f"resources: {resources}\ndeadlines:"})
+        ids = rig.coordinator.server.message_ids
+        documents = {"plan": canonical_bytes(plan).hex(), "contract": site_data.contract_bytes().hex()}
+        rig.coordinator.send(PreviewRequest(message_id=ids.next(), submitter="alice", **documents))
+        reply = rig.coordinator.next(PreviewReply)
+        return reply.decision, [(reason.code, reason.text) for reason in reply.reasons]
+
+    no_accelerator = ("CFD-S12", "no accelerator here, it trains on the CPU")
+    assert asked("{accelerators: 0}") == (Decision.ACCEPTED, [])
+    assert asked("{accelerators: 1}") == (Decision.ACCEPTED, [no_accelerator])
+    decision, reasons = asked("{accelerators: 2, memory_gib: 16384}")
+    assert decision is Decision.REFUSED
+    assert reasons[0] == ("CFD-S06", "accelerators 2, this site has 0")
+    assert reasons[1][0] == "CFD-S06"
+    assert reasons[1][1].startswith("memory 16384 GiB, this site has ")
+    rig.coordinator.offer(site_data.plan(**{"deadlines:": "resources: {accelerators: 2}\ndeadlines:"}))
+    answer = rig.coordinator.next(Answer)
+    assert (answer.decision, answer.reasons[0].code) == (Decision.REFUSED, "CFD-S06")
+
+
 def test_a_job_beyond_the_budget_is_refused_with_code_and_reference_only(rig: SiteRig) -> None:
     rig.start()
     first = PlayedJob(rig.coordinator, site_data.plan(**{"epsilon: 4.0": "epsilon: 7.0"}))

@@ -249,6 +249,34 @@ def test_more_than_the_site_lends_is_refused(ceilings, path):
 
 
 @pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"accelerators": 1}, []),
+        ({"accelerators": 2}, []),
+        ({"accelerators": 3}, ["accelerators 3, this site has 2"]),
+        ({"memory_gib": 8}, []),
+        ({"memory_gib": 9}, ["memory 9 GiB, this site has 8 GiB"]),
+        (
+            {"accelerators": 3, "memory_gib": 9},
+            ["accelerators 3, this site has 2", "memory 9 GiB, this site has 8 GiB"],
+        ),
+    ],
+)
+def test_a_plan_that_asks_for_more_than_the_machine_has_is_refused_with_both_figures(asked, said):
+    facts = some_facts(accelerators_count=2, memory_gib=8)
+    decision = answer(a_policy(rules=ALLOW), a_plan(resources=asked), facts)
+    assert [reason.text for reason in decision.reasons] == said
+    assert codes(decision) == ["CFD-S06"] * len(said)
+
+
+def test_a_single_accelerator_may_be_a_cpu_and_what_isnt_known_refuses_nothing():
+    facts = some_facts(accelerators_count=0)
+    assert answer(a_policy(rules=ALLOW), a_plan(resources={"accelerators": 1}), facts).verdict is Decision.ACCEPTED
+    huge = a_plan(resources={"accelerators": 64, "memory_gib": 16_384})
+    assert answer(a_policy(rules=ALLOW), huge).verdict is Decision.ACCEPTED
+
+
+@pytest.mark.parametrize(
     ("hours", "hour_utc", "held"),
     [
         ("18:00-06:00 Europe/Berlin", 15, False),
