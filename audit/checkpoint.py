@@ -5,8 +5,7 @@
     <base64 of the root>
     (an empty line, then signature lines; see `audit.note`)
 
-Witnesses add cosignature lines (C2SP tlog-cosignature, type 0x04): eight bytes of POSIX seconds and an Ed25519
-signature over ``cosignature/v1`` LF ``time <seconds>`` LF and the checkpoint's text.
+Witnesses add their lines to it (`audit.cosignature`).
 """
 
 import re
@@ -38,6 +37,17 @@ class Checkpoint:
     signed: note.Note
 
 
+@dataclass(frozen=True, slots=True)
+class OpenedCheckpoint(Checkpoint):
+    """A checkpoint that a known log key signed; only `open_checkpoint` makes one.
+
+    Attributes:
+        signers: The log keys that signed it.
+    """
+
+    signers: tuple[note.VerifierKey, ...]
+
+
 def text_of(origin: str, size: int, root: bytes) -> str:
     """Return the three lines that a log signs."""
     return f"{origin}\n{size}\n{note.encode_base64(root)}\n"
@@ -62,7 +72,7 @@ def parse(data: bytes) -> Checkpoint:
     return Checkpoint(origin, int(size), decoded, signed)
 
 
-def open_checkpoint(data: bytes, *, origin: str, log_keys: Iterable[note.VerifierKey]) -> Checkpoint:
+def open_checkpoint(data: bytes, *, origin: str, log_keys: Iterable[note.VerifierKey]) -> OpenedCheckpoint:
     """Return the checkpoint in `data` after checking that a log key of `origin` signed it.
 
     Raises:
@@ -71,30 +81,10 @@ def open_checkpoint(data: bytes, *, origin: str, log_keys: Iterable[note.Verifie
     checkpoint = parse(data)
     if checkpoint.origin != origin:
         raise NoteRefused(f"a checkpoint of {checkpoint.origin}, wanted {origin}")
-    note.signers_of(checkpoint.signed, log_keys)
-    return checkpoint
+    signers = note.signers_of(checkpoint.signed, log_keys)
+    return OpenedCheckpoint(checkpoint.origin, checkpoint.size, checkpoint.root, checkpoint.signed, signers)
 
 
 def sign(origin: str, size: int, root: bytes, signer: note.Signer) -> bytes:
     """Return the checkpoint of a log, signed by its log key."""
     return note.sign_note(text_of(origin, size, root), signer)
-
-
-def cosigners_of(checkpoint: Checkpoint, witnesses: Iterable[note.VerifierKey]) -> tuple[note.VerifierKey, ...]:
-    """Return those of `witnesses` that cosigned `checkpoint`, each once.
-
-    Raises:
-        NoteRefused: A line names a known witness and its time is 0 or its signature is wrong.
-    """
-    known = {(key.name, key.id): key for key in witnesses if key.kind == note.COSIGNATURE}
-    found: dict[tuple[str, bytes], note.VerifierKey] = {}
-    for line in checkpoint.signed.signatures:
-        key = known.get((line.name, line.key_id))
-        if key is None:
-            continue
-        time_s = int.from_bytes(line.signature[:8], "big")
-        message = f"cosignature/v1\ntime {time_s}\n{checkpoint.signed.text}".encode()
-        if len(line.signature) != 72 or time_s == 0 or not key.check(message, line.signature[8:]):
-            raise NoteRefused(f"the cosignature of {key.name} is wrong")
-        found[line.name, line.key_id] = key
-    return tuple(found.values())

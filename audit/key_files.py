@@ -15,12 +15,16 @@ _PREFIX: Final = "PRIVATE+KEY+"
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
+def private_text(key: note.VerifierKey, seed: bytes) -> bytes:
+    """Return what the file of a private key holds."""
+    return f"{_PREFIX}{key.name}+{key.id.hex()}+{note.encode_base64(bytes([key.kind]) + seed)}\n".encode()
+
+
 def create_key(path: Path, name: str, random_bytes: Callable[[int], bytes]) -> note.Ed25519Signer:
     """Return a new Ed25519 key under `name`, durable at `path` with mode 0600."""
     seed = random_bytes(32)
     signer = note.Ed25519Signer(name, seed)
-    text = f"{_PREFIX}{name}+{signer.key.id.hex()}+{note.encode_base64(bytes([note.ED25519]) + seed)}\n"
-    durable.replace_file(path, text.encode())
+    durable.replace_file(path, private_text(signer.key, seed))
     return signer
 
 
@@ -46,11 +50,11 @@ def read_private(path: Path) -> bytes:
     return data
 
 
-def read_key(path: Path, name: str) -> note.Ed25519Signer:
-    """Return the key at `path`, which must be the one named `name`.
+def read_key(path: Path, name: str, kind: int = note.ED25519) -> note.Ed25519Signer:
+    """Return the key at `path`, which must be the one named `name`, and of this type.
 
     Raises:
-        SettingsUnsafe: Missing, readable by others, malformed, or under another name.
+        SettingsUnsafe: Missing, readable by others, malformed, of another type, or under another name.
     """
     wrong = SettingsUnsafe(
         f"key file {path.name} doesn't hold the key {name}",
@@ -64,9 +68,9 @@ def read_key(path: Path, name: str) -> note.Ed25519Signer:
         data = note.decode_base64(parts[2])
     except NoteRefused:
         raise wrong from None
-    if len(data) != 33 or data[0] != note.ED25519:
+    if len(data) != 33 or data[0] != kind:
         raise wrong
-    signer = note.Ed25519Signer(name, data[1:])
+    signer = note.Ed25519Signer(name, data[1:], kind)
     if signer.key.id.hex() != parts[1]:
         raise wrong
     return signer

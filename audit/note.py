@@ -104,7 +104,9 @@ class VerifierKey:
         return f"{self.name}+{self.id.hex()}+{encode_base64(bytes([self.kind]) + self.public)}"
 
     def check(self, message: bytes, signature: bytes) -> bool:
-        """Return whether `signature` is this Ed25519 key's over `message`."""
+        """Return whether `signature` is this key's over `message`; False for a key that isn't of Ed25519."""
+        if self.kind == MLDSA44:
+            return False
         try:
             Ed25519PublicKey.from_public_bytes(self.public).verify(signature, message)
         except InvalidSignature:
@@ -126,11 +128,11 @@ class Signer(Protocol):
 
 
 class Ed25519Signer:
-    """A private key in memory; its repr doesn't show it."""
+    """A private key in memory, of type 0x01 or, for a witness, 0x04; its repr doesn't show it."""
 
-    def __init__(self, name: str, seed: bytes) -> None:
+    def __init__(self, name: str, seed: bytes, kind: int = ED25519) -> None:
         self._private = Ed25519PrivateKey.from_private_bytes(seed)
-        self._key = VerifierKey(name, ED25519, self._private.public_key().public_bytes_raw())
+        self._key = VerifierKey(name, kind, self._private.public_key().public_bytes_raw())
 
     @property
     def key(self) -> VerifierKey:
@@ -153,6 +155,23 @@ class SignatureLine:
     key_id: bytes
     signature: bytes
 
+    @classmethod
+    def parse(cls, line: str) -> Self:
+        """Return the signature in `line`, which has no LF at its end.
+
+        Raises:
+            NoteRefused: Another form, no valid name, or no signature.
+        """
+        if not line.startswith(_SIGNATURE_PREFIX):
+            raise NoteRefused("a signature line doesn't begin with an em dash and a space")
+        name, _, encoded = line.removeprefix(_SIGNATURE_PREFIX).partition(" ")
+        if not _NAME.match(name):
+            raise NoteRefused("a signature line has no valid key name")
+        data = decode_base64(encoded)
+        if len(data) < 5:
+            raise NoteRefused("a signature line holds no signature")
+        return cls(name, data[:4], data[4:])
+
     def __str__(self) -> str:
         return f"{_SIGNATURE_PREFIX}{self.name} {encode_base64(self.key_id + self.signature)}\n"
 
@@ -171,18 +190,6 @@ class Note:
 
     def __bytes__(self) -> bytes:
         return (self.text + "\n" + "".join(map(str, self.signatures))).encode()
-
-
-def _signature_line(line: str) -> SignatureLine:
-    if not line.startswith(_SIGNATURE_PREFIX):
-        raise NoteRefused("a signature line doesn't begin with an em dash and a space")
-    name, _, encoded = line.removeprefix(_SIGNATURE_PREFIX).partition(" ")
-    if not _NAME.match(name):
-        raise NoteRefused("a signature line has no valid key name")
-    data = decode_base64(encoded)
-    if len(data) < 5:
-        raise NoteRefused("a signature line holds no signature")
-    return SignatureLine(name, data[:4], data[4:])
 
 
 def parse_note(data: bytes, *, limit_bytes: int = MAX_NOTE_BYTES) -> Note:
@@ -210,7 +217,7 @@ def parse_note(data: bytes, *, limit_bytes: int = MAX_NOTE_BYTES) -> Note:
     lines = below[:-1].split("\n")
     if len(lines) > MAX_SIGNATURES:
         raise NoteRefused(f"a note has {len(lines)} signatures, at most {MAX_SIGNATURES}")
-    return Note(whole[: split + 1], tuple(map(_signature_line, lines)))
+    return Note(whole[: split + 1], tuple(map(SignatureLine.parse, lines)))
 
 
 def sign_note(text: str, signer: Signer) -> bytes:
@@ -224,7 +231,7 @@ def signers_of(note: Note, keys: Iterable[VerifierKey]) -> tuple[VerifierKey, ..
     Raises:
         NoteRefused: A line names a known key and its signature is wrong, or no known key signed.
     """
-    known = {(key.name, key.id): key for key in keys}
+    known = {(key.name, key.id): key for key in keys if key.kind == ED25519}
     found: dict[tuple[str, bytes], VerifierKey] = {}
     for line in note.signatures:
         key = known.get((line.name, line.key_id))

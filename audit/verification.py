@@ -19,6 +19,7 @@ from audit.history import Flaw, History, newest_origin
 from audit.keyring import Keyring
 from audit.merkle import leaf_hash
 from audit.note import VerifierKey
+from audit.quorum import judge
 from audit.sequence import SequenceRules
 from audit.trust import TrustPolicy
 
@@ -320,7 +321,7 @@ def _whole(result: Verification) -> str:
     return f"{result.size} entries{witnessed}; all bytes, signatures, chains and times agree"
 
 
-def _check_newest(walk: _Walk, data: bytes, keys: tuple[VerifierKey, ...]) -> checkpoint.Checkpoint | None:
+def _check_newest(walk: _Walk, data: bytes, keys: tuple[VerifierKey, ...]) -> checkpoint.OpenedCheckpoint | None:
     """Return the log's newest checkpoint if it is signed and agrees with the entries."""
     where = "file checkpoint"
     if not data:
@@ -339,23 +340,31 @@ def _check_newest(walk: _Walk, data: bytes, keys: tuple[VerifierKey, ...]) -> ch
     if walk.roots[signed.size] != signed.root:
         walk.flaw("CFD-A04", where, f"the root over the first {signed.size} entries isn't the one that was signed")
         return None
+    if not _in_force(walk, signed):
+        walk.flaw("CFD-A10", where, f"no log key that signed it was in force at {signed.size} entries")
+        return None
     return signed
 
 
-def _check_quorum(signed: checkpoint.Checkpoint, reader: Reader, result: Verification, *, pinned: bool) -> None:
+def _in_force(walk: _Walk, signed: checkpoint.OpenedCheckpoint) -> bool:
+    """Return whether a key that signed was, by the log's own entries, one for checkpoints of that size."""
+    return not set(signed.signers).isdisjoint(walk.history.keyring.log_keys_at(signed.size))
+
+
+def _check_quorum(signed: checkpoint.OpenedCheckpoint, reader: Reader, result: Verification, *, pinned: bool) -> None:
     policy = reader.policy
     if policy is None or not pinned or not result.quorum:
         return
     try:
-        cosigners = checkpoint.cosigners_of(signed, policy.witnesses.values())
+        found = judge(signed, policy)
     except NoteRefused as refused:
         result.notes.append(Flaw("CFD-A45", "file checkpoint", refused.message))
         return
-    if policy.is_met(cosigners):
+    if found.met:
         result.cosigned = signed.size
     else:
         result.notes.append(
-            Flaw("CFD-A45", "file checkpoint", f"not yet witnessed: {len(cosigners)} of {result.quorum} cosignatures")
+            Flaw("CFD-A45", "file checkpoint", f"not yet witnessed: {len(found.heard)} of {result.quorum} cosignatures")
         )
 
 
@@ -372,6 +381,8 @@ def _check_against(walk: _Walk, reader: Reader, keys: tuple[VerifierKey, ...]) -
             walk.flaw("CFD-A07", name, f"truncated: {other.size} entries then, {walk.history.size} now")
         elif other.size in walk.roots and walk.roots[other.size] != other.root:
             walk.flaw("CFD-A08", name, f"forked: another history of the first {other.size} entries was signed")
+        elif other.size in walk.roots and not _in_force(walk, other):
+            walk.flaw("CFD-A10", name, f"no log key that signed it was in force at {other.size} entries")
         elif other.size in walk.roots:
             proved.append(f"extends the checkpoint of {other.size} entries in {name}")
     return proved

@@ -77,6 +77,13 @@ class Membership:
         members = (member.identity for member in self.members)
         return frozenset([self.coordinator.identity, *pending, *members, *(person.key for person in self.people)])
 
+    def audit_keys_of_others(self, site: str) -> frozenset[str]:
+        """Return every audit log's key that belongs to another than `site`: a key in two hands would witness twice."""
+        pending = (one for one in self.invitations if one.candidate and one.state in _LIVE and one.site != site)
+        parties = [self.coordinator.audit, *(one.candidate.audit for one in pending if one.candidate)]
+        parties += [member.audit for member in self.members if member.site != site]
+        return frozenset(key for keys in parties for key in keys.public_keys())
+
 
 _LIVE: Final = (InvitationState.OPEN, InvitationState.PENDING)
 
@@ -140,13 +147,15 @@ def redeem(membership: Membership, request: EnrolRequest, *, tls: str, now: date
         raise NotAuthenticated(
             "CFD-E06", f"the enrolment token of {request.site} expired on {rfc3339(invitation.expires)}"
         )
-    _check_fresh(membership, candidate)
+    _check_fresh(membership, candidate, request.site)
     return replace(invitation, state=InvitationState.PENDING, candidate=candidate), False
 
 
-def _check_fresh(membership: Membership, candidate: Candidate) -> None:
+def _check_fresh(membership: Membership, candidate: Candidate, site: str) -> None:
     tls = {member.tls for member in membership.members}
-    if candidate.identity in membership.keys_in_use() or candidate.tls in tls:
+    audit = candidate.audit.public_keys()
+    taken = len(set(audit)) != len(audit) or not membership.audit_keys_of_others(site).isdisjoint(audit)
+    if taken or candidate.identity in membership.keys_in_use() or candidate.tls in tls:
         raise InvalidInput("CFD-E25", "a key of this site is used by another party already, or was before")
 
 

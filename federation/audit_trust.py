@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from audit.quorum import default_quorum
 from federation.charter import COORDINATOR, Charter
 from federation.enrolment_messages import AuditKeys
 from federation.messages import MemberStatus
@@ -61,5 +62,5 @@ def _trust(party: str, parties: dict[str, tuple[str, AuditKeys]]) -> LogTrust:
         log_key=parties[party][1].log,
         witnesses={name: keys.witness for name, (_, keys) in others.items()},
         operators={operator_token(operator): names for operator, names in run.items() if len(names) > 1},
-        quorum=len(run) // 2 + 1 if run else 0,
+        quorum=default_quorum(len(run)),
     )

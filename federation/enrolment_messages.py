@@ -9,6 +9,8 @@ from typing import Annotated, Final, TypeVar
 
 from pydantic import Field, ValidationError
 
+from audit.errors import NoteRefused
+from audit.note import VerifierKey
 from federation import canonical
 from federation.errors import InvalidInput
 from federation.identity import IdentityKey, check_signature
@@ -31,6 +33,17 @@ class AuditKeys(Body):
     log: VKey
     writers: tuple[VKey, ...] = Field(min_length=1, max_length=8)
     witness: VKey
+
+    def public_keys(self) -> tuple[str, ...]:
+        """Return the keys themselves, without name and type, in the one form in which equal keys are equal."""
+        return tuple(_public_key(vkey) for vkey in (self.log, *self.writers, self.witness))
+
+
+def _public_key(vkey: str) -> str:
+    try:
+        return VerifierKey.parse(vkey).public.hex()
+    except NoteRefused as refused:
+        raise InvalidInput("CFD-E13", f"a key of the audit log is malformed: {refused.message}") from None
 
 
 class EnrolRequest(Body):

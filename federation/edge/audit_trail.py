@@ -17,7 +17,7 @@ from audit.names import Origin
 from audit.places import Places
 from audit.private import PrivateStore
 from federation.edge.clock import Clock
-from federation.edge.files import read_secret, write_whole
+from federation.edge.files import write_whole
 from federation.enrolment_messages import AuditKeys
 
 WITNESS_FILE: Final = "witness.key"
@@ -30,6 +30,20 @@ def witness_name(federation: str, party: str) -> str:
     return f"{federation}/{party}/witness"
 
 
+def witness_file(folder: Path) -> Path:
+    """Return where the witness key of the log in `folder` is."""
+    return folder / "keys" / WITNESS_FILE
+
+
+def witness_signer(folder: Path, *, federation: str, party: str) -> note.Signer:
+    """Return the key by which a party cosigns the logs of others.
+
+    Raises:
+        SettingsUnsafe: Missing, readable by others, or malformed.
+    """
+    return key_files.read_key(witness_file(folder), witness_name(federation, party), note.COSIGNATURE)
+
+
 def begin_log(folder: Path, *, federation: str, party: str, clock: Clock, charter: str | None = None) -> AuditKeys:
     """Make the log of `party` in `folder`, with its keys, and return the public ones.
 
@@ -40,7 +54,7 @@ def begin_log(folder: Path, *, federation: str, party: str, clock: Clock, charte
         clock: The time here.
         charter: SHA-256 in hex of the charter in force, where there is one already.
     """
-    if not (folder / "keys" / WITNESS_FILE).exists():
+    if not witness_file(folder).exists():
         _make_witness_key(folder, witness_name(federation, party))
     log = AuditLog.create(
         folder,
@@ -57,18 +71,9 @@ def begin_log(folder: Path, *, federation: str, party: str, clock: Clock, charte
 
 def _make_witness_key(folder: Path, name: str) -> None:
     seed = os.urandom(32)
-    public = note.Ed25519Signer(name, seed).key.public
-    key = note.VerifierKey(name, note.COSIGNATURE, public)
-    text = f"PRIVATE+KEY+{name}+{key.id.hex()}+{note.encode_base64(bytes([note.COSIGNATURE]) + seed)}\n"
+    key = note.Ed25519Signer(name, seed, note.COSIGNATURE).key
     (folder / "keys").mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_whole(folder / "keys" / WITNESS_FILE, text.encode(), replace=False)
-
-
-def _read_witness_key(folder: Path) -> str:
-    text = read_secret(folder / "keys" / WITNESS_FILE).decode().strip()
-    name, _, encoded = text.removeprefix("PRIVATE+KEY+").split("+", 2)
-    seed = note.decode_base64(encoded)[1:]
-    return str(note.VerifierKey(name, note.COSIGNATURE, note.Ed25519Signer(name, seed).key.public))
+    write_whole(witness_file(folder), key_files.private_text(key, seed), replace=False)
 
 
 def audit_keys(folder: Path, *, federation: str, party: str) -> AuditKeys:
@@ -78,7 +83,7 @@ def audit_keys(folder: Path, *, federation: str, party: str) -> AuditKeys:
     return AuditKeys(
         log=str(key_files.read_key(places.log_key(), str(origin)).key),
         writers=tuple(str(writer.key) for writer in writers),
-        witness=_read_witness_key(folder),
+        witness=str(witness_signer(folder, federation=federation, party=party).key),
     )
 
 

@@ -10,31 +10,13 @@ from hypothesis import strategies as st
 from audit import merkle, tiles
 from audit.errors import ProofRefused
 from tests.support.rfc6962 import Book
+from tests.support.witnessed_trees import Grown
 
 BOOK = Book.counted(70_000)
 POWERS = [255, 256, 257, 65_535, 65_536, 65_537]
 
 
-class Store:
-    """What a log keeps: each tile as last written."""
-
-    def __init__(self) -> None:
-        self.edge = tiles.Edge()
-        self.kept: dict[tuple[int, int], bytes] = {}
-
-    def append(self, leaf_hashes: list[bytes]) -> tuple[tiles.Tile, ...]:
-        growth = self.edge.grow(leaf_hashes)
-        self.edge = growth.edge
-        self.kept.update({(tile.level, tile.n): tile.hashes for tile in growth.tiles})
-        return growth.tiles
-
-    def tile(self, level: int, n: int, width: int) -> bytes:
-        if (level, n) not in self.kept:
-            raise ProofRefused("no such tile", code="CFD-A03")
-        return self.kept[level, n][: 32 * width]
-
-
-def check(store: Store, size: int) -> None:
+def check(store: Grown, size: int) -> None:
     assert store.edge.size == size
     assert store.edge.root() == BOOK.root(size)
     assert store.edge.frontier == tiles.Edge.read(store, size).frontier
@@ -52,7 +34,7 @@ def batches(size: int, lengths: Iterator[int]) -> Iterator[tuple[int, int]]:
 
 
 def test_every_way_to_the_root_agrees() -> None:
-    store = Store()
+    store = Grown()
     frontier = merkle.Frontier()
     for size in range(1301):
         check(store, size)
@@ -65,7 +47,7 @@ def test_every_way_to_the_root_agrees() -> None:
 
 @given(st.integers(0, 1300), st.lists(st.integers(1, 600), min_size=1, max_size=8))
 def test_every_batching_gives_the_same_tiles(size: int, lengths: list[int]) -> None:
-    store = Store()
+    store = Grown()
     endless = (lengths[number % len(lengths)] for number in range(size + 1))
     for start, end in batches(size, endless):
         changed = store.append(BOOK.leaf_hashes[start:end])
@@ -77,7 +59,7 @@ def test_every_batching_gives_the_same_tiles(size: int, lengths: list[int]) -> N
 
 @pytest.mark.parametrize("length", [1000, 65_536])
 def test_roots_beside_the_powers_of_256(length: int) -> None:
-    store = Store()
+    store = Grown()
     for start, end in zip([0, *POWERS[:-1]], POWERS, strict=True):
         for at in range(start, end, length):
             store.append(BOOK.leaf_hashes[at : min(at + length, end)])
@@ -109,6 +91,24 @@ def test_a_failed_append_leaves_the_edge_as_it_was() -> None:
 def test_a_path_is_read_in_its_one_form_only(path: str) -> None:
     with contextlib.suppress(ProofRefused):
         assert str(tiles.TilePath.parse(path)) == path
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "tile/0/x000/000",
+        "tile/0/000.p/256",
+        "tile/0/000.p/0",
+        "tile/8/000",
+        "tile/7/001",
+        "tile/0/1",
+        "tile/00/000",
+        "",
+    ],
+)
+def test_another_path_is_none(path: str) -> None:
+    with pytest.raises(ProofRefused):
+        tiles.TilePath.parse(path)
 
 
 @given(st.none() | st.integers(0, 4), st.integers(0, 10**6), st.integers(1, 256))

@@ -9,7 +9,21 @@ from typing import Any
 
 import pytest
 
-from audit import canonical, checkpoint, merkle, note, private, rendering, tiles, trust
+from audit import (
+    canonical,
+    checkpoint,
+    cosignature,
+    merkle,
+    note,
+    private,
+    proof_file,
+    proofs,
+    quorum,
+    rendering,
+    tiles,
+    trust,
+    witness,
+)
 from audit.entry import draft_digest, draft_from, draft_of, hash_text, open_leaf, write_leaf
 from audit.errors import EntryRefused, NotCanonical, NoteRefused, ProofRefused
 from audit.history import History
@@ -229,24 +243,147 @@ def test_a_checkpoint_that_is_not_this_logs_is_refused(case: dict[str, Any]) -> 
         checkpoint.open_checkpoint(case["note"].encode(), origin=ORIGIN, log_keys=[LOG_KEY])
 
 
-def test_cosignatures_of_the_policys_witnesses_make_a_quorum() -> None:
+WITNESSES = {"coordinator": 3, "hungary": 4}
+
+
+def opened(data: str) -> checkpoint.OpenedCheckpoint:
+    return checkpoint.open_checkpoint(data.encode(), origin=ORIGIN, log_keys=[LOG_KEY])
+
+
+def test_witnesses_cosign_a_checkpoint() -> None:
+    known = KNOWN["cosignature"]
+    data = KNOWN["checkpoint"]["note"]
+    for party, seed in WITNESSES.items():
+        signer = note.Ed25519Signer(KNOWN["keys"][f"witness_{party}"]["name"], bytes([seed]) * 32, note.COSIGNATURE)
+        assert str(signer.key) == KNOWN["keys"][f"witness_{party}"]["vkey"]
+        line = cosignature.cosign(opened(data), signer, known[f"time_{party}"])
+        assert str(line) == known[f"line_{party}"]
+    assert data + known["line_coordinator"] + known["line_hungary"] == known["note_cosigned"]
+    key = trust.parse_policy(known["policy"]).witnesses["coordinator"]
+    message = cosignature.message_of(opened(data), key, known["time_coordinator"])
+    assert message == known["message_coordinator"].encode()
+
+
+@pytest.mark.parametrize("case", named(KNOWN["cosignature"]["quorum"]))
+def test_cosignatures_of_the_policys_witnesses_make_a_quorum(case: dict[str, Any]) -> None:
     known = KNOWN["cosignature"]
     policy = trust.parse_policy(known["policy"])
-    opened = checkpoint.open_checkpoint(
-        known["note_cosigned"].encode(), origin=ORIGIN, log_keys=policy.for_origin(ORIGIN)
-    )
-    cosigners = checkpoint.cosigners_of(opened, policy.witnesses.values())
-    assert set(cosigners) == set(policy.witnesses.values())
-    assert policy.is_met(cosigners)
-    assert not policy.is_met(cosigners[:1])
+    lines = {
+        2: known["line_coordinator"] + known["line_hungary"],
+        1: known["line_coordinator"],
+        "coordinator, coordinator": known["line_coordinator"] * 2,
+    }
+    cosigned = opened(KNOWN["checkpoint"]["note"] + lines[case["lines"]])
+    assert quorum.judge(cosigned, policy).met == case["met"]
 
 
 @pytest.mark.parametrize("case", named(KNOWN["cosignature"]["refuse_lines"]))
 def test_a_wrong_cosignature_refuses_the_note(case: dict[str, Any]) -> None:
     policy = trust.parse_policy(KNOWN["cosignature"]["policy"])
-    opened = checkpoint.parse((KNOWN["checkpoint"]["note"] + case["line"]).encode())
+    cosigned = opened(KNOWN["checkpoint"]["note"] + case["line"])
     with pytest.raises(NoteRefused):
-        checkpoint.cosigners_of(opened, policy.witnesses.values())
+        cosignature.cosignatures_of(cosigned, policy.witnesses.values())
+    with pytest.raises(NoteRefused):
+        quorum.judge(cosigned, policy)
+
+
+def test_a_cosignature_of_the_later_kind_is_checked() -> None:
+    known = KNOWN["cosignature_mldsa44"]
+    key = note.VerifierKey.parse(KNOWN["keys"]["witness_switzerland_mldsa44"]["vkey"])
+    cosigned = opened(KNOWN["checkpoint"]["note"] + known["line"])
+    assert cosignature.message_of(cosigned, key, known["time"]).hex() == known["message_hex"]
+    assert cosignature.cosignatures_of(cosigned, [key]) == (cosignature.Cosignature(key, known["time"]),)
+
+
+@pytest.mark.parametrize("case", KNOWN["default_quorum"]["cases"], ids=lambda case: str(case["others"]))
+def test_more_than_half_of_the_others_are_the_default_quorum(case: dict[str, int]) -> None:
+    assert quorum.default_quorum(case["others"]) == case["quorum"]
+
+
+def hashes(texts: list[str]) -> list[bytes]:
+    return [bytes.fromhex(text) for text in texts]
+
+
+def checkpoint_of(size: int, root: str) -> checkpoint.OpenedCheckpoint:
+    signer = note.Ed25519Signer(LOG_KEY.name, bytes([1]) * 32)
+    return opened(checkpoint.sign(ORIGIN, size, bytes.fromhex(root), signer).decode())
+
+
+@pytest.mark.parametrize("case", KNOWN["inclusion"]["prove"], ids=lambda case: f"{case['index']} of {case['size']}")
+def test_an_entry_is_proved(case: dict[str, Any]) -> None:
+    size, proof = case["size"], tuple(hashes(case["proof"]))
+    folder = Folder(counted_tiles(size), size)
+    assert proofs.prove_inclusion(folder, case["index"], size) == proof
+    assert proofs.root_at(folder, size).hex() == case["root"]
+    leaf_hash = bytes.fromhex(case["leaf_hash"])
+    proofs.check_inclusion(leaf_hash, case["index"], proof, checkpoint_of(size, case["root"]))
+
+
+@pytest.mark.parametrize("case", named(KNOWN["inclusion"]["refuse"]))
+def test_what_does_not_prove_an_entry_is_refused(case: dict[str, Any]) -> None:
+    leaf_hash, proof = bytes.fromhex(case["leaf_hash"]), hashes(case["proof"])
+    with pytest.raises(ProofRefused):
+        proofs.check_inclusion(leaf_hash, case["index"], proof, checkpoint_of(case["size"], case["root"]))
+
+
+@pytest.mark.parametrize(
+    "case", KNOWN["consistency"]["prove"], ids=lambda case: f"{case['old_size']} to {case['size']}"
+)
+def test_growth_is_proved(case: dict[str, Any]) -> None:
+    old_size, size, proof = case["old_size"], case["size"], tuple(hashes(case["proof"]))
+    folder = Folder(counted_tiles(size), size)
+    assert proofs.prove_consistency(folder, old_size, size) == proof
+    old, new = checkpoint_of(old_size, case["old_root"]), checkpoint_of(size, case["root"])
+    proofs.check_consistency(old, new, proof)
+
+
+@pytest.mark.parametrize("case", named(KNOWN["consistency"]["refuse"]))
+def test_what_does_not_prove_growth_is_refused(case: dict[str, Any]) -> None:
+    old, new = checkpoint_of(case["old_size"], case["old_root"]), checkpoint_of(case["size"], case["root"])
+    with pytest.raises(ProofRefused):
+        proofs.check_consistency(old, new, hashes(case["proof"]))
+
+
+@pytest.mark.parametrize("form", ["proof", "with_leaf"])
+def test_a_proof_file_proves_its_entry(form: str) -> None:
+    known, entry = KNOWN["tlog_proof"], KNOWN["entries"]["log"][KNOWN["tlog_proof"]["leaf_index"]]
+    leaf = entry["leaf"].encode()
+    parsed = proof_file.ProofFile.parse(known[form].encode())
+    assert bytes(parsed) == known[form].encode()
+    policy = trust.parse_policy(KNOWN["cosignature"]["policy"])
+    found = proof_file.check(parsed, policy, leaf=None if form == "with_leaf" else leaf, writer_key=writer_key)
+    assert (found.index, found.leaf_hash.hex(), found.event) == (2, entry["leaf_hash"], entry["event"])
+    assert (found.quorum.witnessed, found.writer_checked) == (True, True)
+
+
+@pytest.mark.parametrize("case", named(KNOWN["tlog_proof"]["refuse"]))
+def test_a_proof_file_that_proves_nothing_is_refused(case: dict[str, Any]) -> None:
+    leaf = KNOWN["entries"]["log"][KNOWN["tlog_proof"]["leaf_index"]]["leaf"].encode()
+    policy = trust.parse_policy(KNOWN["cosignature"]["policy"])
+    with pytest.raises((NoteRefused, ProofRefused)):
+        proof_file.check(proof_file.ProofFile.parse(case["proof"].encode()), policy, leaf=leaf)
+
+
+def test_a_witness_answers_by_its_rule() -> None:
+    known = KNOWN["keys"]["witness_coordinator"]
+    signer = note.Ed25519Signer(known["name"], bytes([3]) * 32, note.COSIGNATURE)
+    party = witness.Witness({ORIGIN: (LOG_KEY,)}, (signer,))
+    seen = witness.Seen()
+    for case in KNOWN["add_checkpoint"]["steps"]:
+        try:
+            request = witness.AddCheckpoint.parse(case["body"].encode())
+        except NoteRefused:
+            assert case["status"] == witness.Status.UNREADABLE, case["name"]
+            continue
+        assert bytes(request) == case["body"].encode()
+        answer = witness.step(party, seen, request, 1_767_225_610)
+        seen = answer.seen
+        assert (answer.status, seen.size) == (case["status"], case["stored_size_after"]), case["name"]
+        assert answer.reply == case.get("reply", answer.reply if answer.status == 200 else "")
+        assert (answer.fork is not None) == ("a fork" in case["name"])
+        if answer.status == witness.Status.COSIGNED:
+            cosigned = opened(bytes(request.checkpoint.signed).decode() + answer.reply)
+            assert len(cosignature.cosignatures_of(cosigned, [signer.key])) == 1
 
 
 @pytest.mark.parametrize("case", KNOWN["csv_cells"]["cases"], ids=lambda case: repr(case["text"]))

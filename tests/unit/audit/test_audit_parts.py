@@ -1,5 +1,6 @@
 """The smaller parts: keys by index, trust policies, the side store, rules of order, drafts from other processes."""
 
+import contextlib
 import os
 import shutil
 import socket
@@ -61,6 +62,11 @@ WRITER = note.Ed25519Signer("f/p/writer/daemon", bytes(31) + b"\x01").key
 LATER = note.Ed25519Signer("f/p/writer/daemon", bytes(31) + b"\x02").key
 LOG = note.Ed25519Signer("f/p/audit/1", bytes(31) + b"\x03").key
 WITNESS = note.VerifierKey("f/q/witness", note.COSIGNATURE, WRITER.public)
+OTHER_WITNESS = note.Ed25519Signer("f/r/witness", bytes(31) + b"\x04", note.COSIGNATURE).key
+
+
+def renamed(key: note.VerifierKey, name: str) -> note.VerifierKey:
+    return note.VerifierKey(name, key.kind, key.public)
 
 
 def verified(home: Path, *, complete: bool = False, may_grow: bool = False) -> Verification:
@@ -99,6 +105,41 @@ def test_a_key_that_was_never_added_cannot_be_revoked() -> None:
         keyring_after({"action": "key.revoked", "vkey": str(LATER)})
     with pytest.raises(EntryRefused):
         keyring_after({"action": "key.added", "vkey": "nonsense"})
+
+
+def test_a_revocation_stands_whatever_comes_later() -> None:
+    """A second revocation, or adding the key again, gives it none of the entries in between."""
+    added = {"action": "key.added", "vkey": str(LATER)}
+    revoked = {"action": "key.revoked", "vkey": str(LATER)}
+    for events in ([added, revoked, revoked], [added, added]):
+        with pytest.raises(EntryRefused, match="in force"):
+            keyring_after(*events)
+    keyring = keyring_after(added, revoked, {"action": "job.started"}, added)
+    for index, valid in enumerate([False, False, True, False, False, True, True]):
+        with contextlib.nullcontext() if valid else pytest.raises(EntryRefused):
+            keyring.writer(LATER.name, LATER.id, index)
+
+
+def test_log_keys_sign_the_sizes_between_their_entries() -> None:
+    later = renamed(LATER, LOG.name)
+    rotation = [{"action": "key.added", "vkey": str(later)}, {"action": "key.revoked", "vkey": str(LOG)}]
+    keyring = keyring_after(*({**event, "role": "log"} for event in rotation))
+    assert [keyring.log_keys_at(size) for size in range(5)] == [(LOG,), (LOG,), (LOG, later), (later,), (later,)]
+    assert keyring.log_keys() == (LOG, later)
+    assert keyring_after({"action": "key.added", "role": "witness", "vkey": str(WITNESS)}).logs == keyring_after().logs
+
+
+@pytest.mark.parametrize("vkey", [str(WITNESS), str(note.VerifierKey("f/p/writer/daemon", note.MLDSA44, bytes(1312)))])
+def test_a_key_of_another_kind_signs_no_entry(vkey: str) -> None:
+    with pytest.raises(EntryRefused):
+        Keyring.opened({"log_key": str(LOG), "writer_keys": [vkey]})
+    with pytest.raises(EntryRefused):
+        Keyring.opened({"log_key": vkey, "writer_keys": [str(WRITER)]})
+    with pytest.raises(EntryRefused):
+        Keyring.opened({"writer_keys": 3})
+    with pytest.raises(EntryRefused):
+        keyring_after({"action": "key.added", "vkey": vkey})
+    assert not note.VerifierKey.parse(vkey).check(b"message", bytes(64))
 
 
 def test_a_refused_key_event_changes_nothing() -> None:
@@ -184,14 +225,18 @@ def test_only_the_one_form_is_a_logs_name(text: str) -> None:
 
 
 def test_a_policy_is_written_as_it_is_read() -> None:
-    text = format_policy([str(LOG)], {"q": str(WITNESS), "r": str(WITNESS)}, {"clinic": ["q", "r"]}, 1)
+    text = format_policy([str(LOG)], {"q": str(WITNESS), "r": str(OTHER_WITNESS)}, {"clinic": ["q", "r"]}, 1)
     policy = parse_policy(text)
     assert policy.for_origin(LOG.name) == (LOG,)
     assert policy.for_origin("other") == ()
     assert text.endswith("group clinic any q r\ngroup others 1 clinic\nquorum others\n")
     assert policy.needed() == 1
+    assert policy.voices() == ("clinic",)
+    assert policy.heard([WITNESS, OTHER_WITNESS]) == ("clinic",)
     assert policy.is_met([WITNESS])
     assert not policy.is_met([])
+    assert parse_policy(f"log {LOG}\nwitness q {WITNESS}\nquorum q\n").voices() == ("q",)
+    assert parse_policy(f"log {LOG}\n\twitness q {WITNESS} https://q.example.org \nquorum q").needed() == 1
     assert parse_policy(format_policy([str(LOG)], {}, {}, 0)).is_met([])
 
 
@@ -212,6 +257,18 @@ def test_a_policy_is_written_as_it_is_read() -> None:
         f"log {LOG}\nwitness q {WITNESS}\ngroup g 0 q\nquorum g\n",
         f"log {LOG}\nquorum none\nquorum none\n",
         f"log {LOG}\nlogs {LOG}\nquorum none\n",
+        f"log {LOG}\nlog {LOG}\nquorum none\n",
+        f"log {LOG}\nwitness q {WITNESS}\nwitness r {WITNESS}\nquorum q\n",
+        f"log {LOG}\nwitness q {WITNESS}\nwitness r {renamed(WITNESS, 'h/r/witness')}\nquorum q\n",
+        f"log {LOG}\nwitness q {renamed(WITNESS, LOG.name)}\nquorum q\n",
+        f"log {LOG}\nwitness q {renamed(WITNESS, 'f/p/witness')}\nquorum q\n",
+        f"log {LOG}\nwitness q {WITNESS}\ngroup g 1 q\ngroup h 1 q\nquorum g\n",
+        f"log {LOG}\u00a0\nquorum none\n",
+        f"log {LOG}\vquorum none\n",
+        f"log {LOG}\nwitness q {WITNESS}\ngroup g 1\nquorum g\n",
+        f"log {LOG}\nwitness q {WITNESS}\ngroup g {'9' * 5000} q\nquorum g\n",
+        f"log {LOG}\nwitness q {WITNESS}\ngroup g 01 q\nquorum g\n",
+        "log nonsense\nquorum none\n",
     ],
 )
 def test_a_policy_that_is_not_understood_is_refused_whole(text: str) -> None:

@@ -13,25 +13,20 @@ from audit.trust_file import write_trust_policy
 from audit.verification import Reader, Verdict, Verification, verify
 from tests.support.audit_logs import ORIGIN, closed_home, create, draft
 
-HUNGARY = note.Ed25519Signer("heart.example.org/hungary/witness", bytes([4]) * 32)
-COORDINATOR = note.Ed25519Signer("heart.example.org/coordinator/witness", bytes([3]) * 32)
-
-
-def witness_key(signer: note.Ed25519Signer) -> note.VerifierKey:
-    return note.VerifierKey(signer.key.name, note.COSIGNATURE, signer.key.public)
+HUNGARY = note.Ed25519Signer("heart.example.org/hungary/witness", bytes([4]) * 32, note.COSIGNATURE)
+COORDINATOR = note.Ed25519Signer("heart.example.org/coordinator/witness", bytes([3]) * 32, note.COSIGNATURE)
 
 
 def cosigned(data: bytes, signer: note.Ed25519Signer, time_s: int = 1_767_225_610) -> bytes:
     text = note.parse_note(data).text
     signature = signer.sign(f"cosignature/v1\ntime {time_s}\n{text}".encode())
-    key = witness_key(signer)
-    line = note.SignatureLine(key.name, key.id, time_s.to_bytes(8, "big") + signature)
+    line = note.SignatureLine(signer.key.name, signer.key.id, time_s.to_bytes(8, "big") + signature)
     return data + str(line).encode()
 
 
 def verified(home: Path, data: bytes, **reader: Any) -> Verification:
     vkey = str(key_files.read_key(home / "audit" / "keys" / "log-1.key", ORIGIN).key)
-    witnesses = {"hungary": str(witness_key(HUNGARY)), "coordinator": str(witness_key(COORDINATOR))}
+    witnesses = {"hungary": str(HUNGARY.key), "coordinator": str(COORDINATOR.key)}
     path = write_trust_policy(home / "pinned", party="cleveland", log_keys=[vkey], witnesses=witnesses, quorum=2)
     policy = parse_policy(path.read_text(encoding="utf-8"))
     return verify(storage.read_lines(find_log(home).entries), data, Reader(policy, str(path), **reader))
@@ -85,3 +80,23 @@ def test_growing_entry_by_entry_keeps_every_checkpoint_consistent(tmp_path: Path
     result = verified(tmp_path, find_log(tmp_path).checkpoint_bytes(), against=kept)
     assert result.flaws == []
     assert len(result.proved) == 13
+
+
+def test_a_checkpoint_by_a_log_key_that_the_log_does_not_declare_is_a_flaw(tmp_path: Path) -> None:
+    """A key that a reader pinned by mistake, or that was revoked before, signs nothing of this log."""
+    home = closed_home(tmp_path)
+    stranger = note.Ed25519Signer(ORIGIN, bytes([9]) * 32)
+    newest = checkpoint.parse(find_log(home).checkpoint_bytes())
+    policy = parse_policy(f"log {stranger.key}\nquorum none\n")
+    lines = list(storage.read_lines(find_log(home).entries))
+    data = checkpoint.sign(ORIGIN, newest.size, newest.root, stranger)
+    result = verify(lines, data, Reader(policy, "pinned"))
+    assert [(flaw.code, flaw.where) for flaw in result.flaws] == [("CFD-A10", "file checkpoint")]
+    kept = {"kept": data}
+    both = parse_policy(f"log {stranger.key}\nlog {newest_key(home)}\nquorum none\n")
+    result = verify(lines, find_log(home).checkpoint_bytes(), Reader(both, "pinned", against=kept))
+    assert [(flaw.code, flaw.where) for flaw in result.flaws] == [("CFD-A10", "kept")]
+
+
+def newest_key(home: Path) -> note.VerifierKey:
+    return key_files.read_key(home / "audit" / "keys" / "log-1.key", ORIGIN).key

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from audit import note
 from coordinator.enrolment import Enrolment
 from coordinator.membership import Membership, Verb, add_person, change, confirm, invite, remove_person, standing
 from coordinator.membership_store import (
@@ -297,6 +298,26 @@ def test_a_key_belongs_to_one_party(world: World) -> None:
     assert refusal(lambda: world.enrol(twin, world.invite("bern"))).code == "CFD-E25"
     coordinator = SiteKeys("bern", identity=world.keys.identity)
     assert refusal(lambda: world.enrol(coordinator, world.invite("bern"))).code == "CFD-E25"
+
+
+def test_nobody_enrols_with_anothers_witness_key_or_with_one_key_for_two_roles(world: World) -> None:
+    anna = SiteKeys("st-anna")
+    world.member(anna)
+
+    def named_as_own(vkey: str, role: str, kind: int) -> str:
+        return str(note.VerifierKey(f"{FEDERATION}/bern/{role}", kind, note.VerifierKey.parse(vkey).public))
+
+    twin = SiteKeys("bern")
+    honest = twin.audit
+    copied = named_as_own(anna.audit.witness, "witness", note.COSIGNATURE)
+    twin.audit = honest.model_copy(update={"witness": copied})
+    assert refusal(lambda: world.enrol(twin, world.invite("bern"))).code == "CFD-E25"
+    shared = named_as_own(honest.log, "witness", note.COSIGNATURE)
+    twin.audit = honest.model_copy(update={"witness": shared})
+    assert refusal(lambda: world.enrol(twin, world.invite("bern"))).code == "CFD-E25"
+    name, _, key = honest.witness.split("+", 2)
+    twin.audit = honest.model_copy(update={"witness": f"{name}+00000000+{key}"})
+    assert refusal(lambda: world.enrol(twin, world.invite("bern"))).code == "CFD-E13"
 
 
 def renew_request(keys: SiteKeys, **changes: Any) -> messages.RenewRequest:

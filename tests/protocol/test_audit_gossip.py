@@ -1,0 +1,166 @@
+"""Logs, witnesses and liars in one process: what a quorum promises, and what a log waits for after a start."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from audit import cosignature, gossip, note, proofs, quorum, witness
+from audit.checkpoint import OpenedCheckpoint
+from audit.errors import LogBehind, LogDamaged, NoteRefused
+from tests.support.rfc6962 import Book
+from tests.support.witnessed_trees import NOW_S, Grown, cosigned, opened, party_of, policy_of, signed, witness_signer
+
+BOOK = Book.counted(60)
+OTHER_BOOK = Book([*BOOK.leaf_hashes[:5], *(bytes([n]) * 32 for n in range(55))])
+HISTORIES = (Grown(BOOK.leaf_hashes), Grown(OTHER_BOOK.leaf_hashes))
+SHARED = 5  # entries that both histories begin with
+PARTIES = [f"site-{number}" for number in range(7)]
+
+
+@dataclass
+class Peer:
+    """A witness of the log: an honest one steps by the rule, a liar signs whatever it is shown."""
+
+    name: str
+    lies: bool
+    seen: witness.Seen = field(default_factory=witness.Seen)
+    forks: list[witness.Fork] = field(default_factory=list)
+
+    def cosign(self, data: bytes, history: int) -> list[note.SignatureLine]:
+        asked = opened(data)
+        if self.lies:
+            return [cosignature.cosign(asked, witness_signer(self.name), NOW_S)]
+        proof: proofs.Proof = ()
+        if 0 < self.seen.size < asked.size:
+            proof = proofs.prove_consistency(HISTORIES[history], self.seen.size, asked.size)
+        request = witness.AddCheckpoint(self.seen.size, proof, asked)
+        answer = witness.step(party_of(self.name), self.seen, request, NOW_S)
+        self.forks += [answer.fork] if answer.fork else []
+        self.seen = answer.seen
+        return [note.SignatureLine.parse(line) for line in answer.reply.split("\n")[:-1] if answer.status == 200]
+
+
+def conflict(one: OpenedCheckpoint, other: OpenedCheckpoint) -> bool:
+    """Whether no one tree has both; sizes up to the shared beginning are in both histories."""
+    small, large = sorted((one, other), key=lambda each: each.size)
+    books = [book for book in (BOOK, OTHER_BOOK) if book.root(large.size) == large.root]
+    return all(book.root(small.size) != small.root for book in books)
+
+
+ACTS = st.tuples(
+    st.integers(0, 1),  # which history the owner shows
+    st.integers(1, 60),  # the size
+    st.lists(st.sampled_from(PARTIES), unique=True),  # to whom it gets; all else is dropped
+    st.integers(0, 1),  # whether everything comes twice
+)
+
+
+@given(st.integers(1, 7), st.data(), st.lists(ACTS, min_size=1, max_size=25))
+def test_no_fork_below_the_bound(
+    operators: int, data: st.DataObject, acts: list[tuple[int, int, list[str], int]]
+) -> None:
+    """However a lying owner shows its log around, two conflicting checkpoints never both have a quorum."""
+    needed = data.draw(st.integers(operators // 2 + 1, operators))
+    liars = data.draw(st.integers(0, 2 * needed - operators - 1))
+    peers = {name: Peer(name, number < liars) for number, name in enumerate(PARTIES[:operators])}
+    policy = policy_of(list(peers), needed)
+    gathered: dict[tuple[int, bytes], OpenedCheckpoint] = {}
+    for history, size, reached, again in acts:
+        shown = signed(size, (BOOK, OTHER_BOOK)[history].root(size))
+        held = gathered.setdefault((size, opened(shown).root), opened(shown))
+        for name in [*reached, *(reached if again else [])]:
+            if name in peers:
+                held = cosignature.with_cosignatures(
+                    held, peers[name].cosign(shown, history), policy.witnesses.values()
+                )
+        gathered[size, held.root] = held
+    agreed = [one for one in gathered.values() if quorum.judge(one, policy).witnessed]
+    for one in agreed:
+        assert not any(conflict(one, other) for other in agreed)
+    for peer in peers.values():
+        assert all(is_proof(fork) for fork in peer.forks)
+
+
+def is_proof(fork: witness.Fork) -> bool:
+    one, other = map(opened, fork.notes)
+    return one.size == other.size == fork.size and one.root != other.root
+
+
+@pytest.mark.parametrize("operators", [1, 2, 3, 4, 5, 6, 7])
+def test_at_the_bound_liars_can_fork(operators: int) -> None:
+    needed = quorum.default_quorum(operators)
+    liars = 2 * needed - operators
+    peers = [Peer(name, number < liars) for number, name in enumerate(PARTIES[:operators])]
+    policy = policy_of([peer.name for peer in peers], needed)
+    honest = peers[liars:]
+    half = len(honest) // 2
+    for history, group in ((0, peers[:liars] + honest[:half]), (1, peers[:liars] + honest[half:])):
+        shown = signed(30, (BOOK, OTHER_BOOK)[history].root(30))
+        lines = [line for peer in group for line in peer.cosign(shown, history)]
+        held = cosignature.with_cosignatures(opened(shown), lines, policy.witnesses.values())
+        assert quorum.judge(held, policy).witnessed
+
+
+def test_a_split_view_leaves_two_signed_notes() -> None:
+    shown = [signed(30, book.root(30)) for book in (BOOK, OTHER_BOOK)]
+    honest = Peer("site-1", lies=False)
+    assert honest.cosign(shown[0], 0)
+    assert honest.cosign(shown[1], 1) == []
+    assert [fork.notes for fork in honest.forks] == [tuple(shown)]
+
+
+# --- who is told of what --------------------------------------------------------------------------------------
+
+
+def test_a_log_proves_its_growth_from_each_size_that_somebody_last_cosigned() -> None:
+    assert gossip.proofs_wanted(30, [0, 30, 12, 7, 12, 31]) == (7, 12)
+
+
+def test_a_party_is_handed_what_it_has_not_cosigned_the_coordinators_first() -> None:
+    newest = {"bern": 4, "coordinator": 9, "anna": 3, "chur": 5, "davos": 0}
+    assert gossip.to_hand_over("chur", newest, {"anna": 3, "bern": 2}) == ("coordinator", "bern")
+    assert gossip.to_hand_over("coordinator", newest, {}) == ("anna", "bern", "chur")
+    assert gossip.to_hand_over("x", newest, newest) == ()
+
+
+# --- after a start --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operators", range(1, 8))
+def test_every_quorum_has_one_among_those_that_a_log_hears_after_a_start(operators: int) -> None:
+    for needed in range(1, operators + 1):
+        words = gossip.words_needed(operators, needed)
+        assert words + needed > operators
+        assert words - 1 + needed <= operators
+    assert gossip.words_needed(operators, 0) == 0
+
+
+def word(size: int, book: Book = BOOK) -> OpenedCheckpoint:
+    return opened(cosigned(signed(size, book.root(size)), witness_signer("hungary")))
+
+
+def test_a_log_signs_again_once_enough_have_told_what_they_last_cosigned() -> None:
+    heard: dict[str, OpenedCheckpoint | None] = {}
+    assert gossip.words_missing(30, BOOK.root, heard, 2) == 2
+    heard["alps"] = None
+    assert gossip.words_missing(30, BOOK.root, heard, 2) == 1
+    heard["coordinator"] = word(30)
+    assert gossip.words_missing(30, BOOK.root, heard, 2) == 0
+    assert gossip.words_missing(30, BOOK.root, heard, 0) == 0
+
+
+def test_a_log_that_was_restored_or_rewritten_learns_it_before_it_signs() -> None:
+    with pytest.raises(LogBehind, match="alps cosigned 31 entries of this log, which has 30"):
+        gossip.words_missing(30, BOOK.root, {"alps": word(31)}, 1)
+    with pytest.raises(LogDamaged) as info:
+        gossip.words_missing(30, BOOK.root, {"alps": word(20, OTHER_BOOK)}, 1)
+    assert info.value.code == "CFD-A08"
+    assert gossip.words_missing(30, BOOK.root, {"alps": word(SHARED, OTHER_BOOK)}, 1) == 0
+
+
+def test_a_peer_cannot_make_a_log_believe_that_it_is_behind_without_its_signature() -> None:
+    forged = signed(99, bytes(32), signer=note.Ed25519Signer(word(1).origin, bytes([9]) * 32))
+    with pytest.raises(NoteRefused):
+        opened(forged)
