@@ -21,6 +21,7 @@ HASH_BYTES: Final = 32
 HASHES_PER_TILE: Final = 256
 MAX_SIZE: Final = (1 << 63) - 1
 MAX_LEAF_BYTES: Final = 65_535
+MAX_LEVEL: Final = 7
 _TILE_BITS: Final = 8  # 256 hashes are the leaves of a subtree of this height
 _PATH: Final = re.compile(r"tile/(entries|[0-7])/((?:x[0-9]{3}/){0,6}[0-9]{3})(?:\.p/([1-9][0-9]{0,2}))?\Z")
 
@@ -46,6 +47,12 @@ class TilePath(NamedTuple):
     n: int
     width: int = HASHES_PER_TILE
 
+    def exists(self) -> bool:
+        """Return whether a tree of fewer than 2^63 leaves can have this tile."""
+        level = self.level or 0
+        fits = 0 <= level <= MAX_LEVEL and 0 <= self.n <= MAX_SIZE >> (_TILE_BITS * (level + 1))
+        return fits and 0 < self.width <= HASHES_PER_TILE
+
     def __str__(self) -> str:
         thousands, last = divmod(self.n, 1000)
         number = f"{last:03}"
@@ -69,19 +76,33 @@ class TilePath(NamedTuple):
         kind, number, partial = match.groups()
         level = None if kind == "entries" else int(kind)
         parsed = cls(level, int(re.sub("[x/]", "", number)), int(partial or HASHES_PER_TILE))
-        if str(parsed) != path or parsed.n << (_TILE_BITS * ((level or 0) + 1)) > MAX_SIZE:
+        if not parsed.exists() or str(parsed) != path:
             raise ProofRefused("not the path of a tile", code="CFD-A03")
         return parsed
 
 
 def tile_path(level: int, n: int, width: int = HASHES_PER_TILE) -> str:
-    """Return the path of tile `n` of `level` with `width` hashes, such as ``tile/0/x001/x234/067.p/8``."""
-    return str(TilePath(level, n, width))
+    """Return the path of tile `n` of `level` with `width` hashes, such as ``tile/0/x001/x234/067.p/8``.
+
+    Raises:
+        ProofRefused: No tree of fewer than 2^63 leaves has such a tile.
+    """
+    return _path(TilePath(level, n, width))
 
 
 def entries_path(n: int, width: int = HASHES_PER_TILE) -> str:
-    """Return the path of the bundle of the `width` entries from the (256·n)th on."""
-    return str(TilePath(None, n, width))
+    """Return the path of the bundle of the `width` entries from the (256·n)th on.
+
+    Raises:
+        ProofRefused: No tree of fewer than 2^63 leaves has such a bundle.
+    """
+    return _path(TilePath(None, n, width))
+
+
+def _path(named: TilePath) -> str:
+    if not named.exists():
+        raise ProofRefused("a tree has no such tile", code="CFD-A03")
+    return str(named)
 
 
 def tile_width(level: int, n: int, size: int) -> int:

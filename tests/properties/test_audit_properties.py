@@ -12,9 +12,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from audit import canonical, merkle, note, rendering, storage
+from audit import canonical, note, rendering, storage
 from audit.errors import LogDamaged, NotCanonical, NoteRefused
-from audit.merkle import Frontier, leaf_hash, node_hash
 
 KEYS = st.from_regex(r"[a-z][a-z0-9_]{0,63}", fullmatch=True)
 SCALARS = (
@@ -61,28 +60,6 @@ def test_no_bytes_break_a_decoder(data: bytes) -> None:
     for decode in (canonical.decode, note.parse_note, storage.parse_line):
         with contextlib.suppress(NotCanonical, NoteRefused):
             decode(data)
-
-
-def recursion(hashes: list[bytes]) -> bytes:
-    """RFC 6962 §2.1 as it is written."""
-    if not hashes:
-        return merkle.EMPTY_ROOT
-    if len(hashes) == 1:
-        return hashes[0]
-    split = 1
-    while split * 2 < len(hashes):
-        split *= 2
-    return node_hash(recursion(hashes[:split]), recursion(hashes[split:]))
-
-
-def test_every_way_to_the_root_agrees() -> None:
-    hashes: list[bytes] = []
-    frontier = Frontier()
-    for size in range(300):
-        assert frontier.root() == recursion(hashes), size
-        assert len(frontier.subtrees) == size.bit_count()
-        hashes.append(leaf_hash(str(size).encode()))
-        frontier = frontier.add(hashes[-1])
 
 
 @given(st.text())

@@ -111,6 +111,17 @@ def test_another_path_is_none(path: str) -> None:
         tiles.TilePath.parse(path)
 
 
+@pytest.mark.parametrize(
+    ("level", "n", "width"), [(0, -1, 1), (-1, 0, 1), (8, 0, 1), (0, 0, 0), (0, 0, 257), (7, 1, 1)]
+)
+def test_a_tile_that_no_tree_has_has_no_path(level: int, n: int, width: int) -> None:
+    with pytest.raises(ProofRefused):
+        tiles.tile_path(level, n, width)
+    if level == 0:
+        with pytest.raises(ProofRefused):
+            tiles.entries_path(n, width)
+
+
 @given(st.none() | st.integers(0, 4), st.integers(0, 10**6), st.integers(1, 256))
 def test_a_path_names_one_tile(level: int | None, n: int, width: int) -> None:
     assert tiles.TilePath.parse(str(tiles.TilePath(level, n, width))) == (level, n, width)

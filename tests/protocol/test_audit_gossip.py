@@ -7,10 +7,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from audit import cosignature, gossip, note, proofs, quorum, witness
-from audit.checkpoint import OpenedCheckpoint
-from audit.errors import LogBehind, LogDamaged, NoteRefused
+from audit.checkpoint import OpenedCheckpoint, parse
+from audit.entry import write_leaf
+from audit.errors import LogBehind, LogDamaged, NoteRefused, ProofRefused
+from audit.merkle import leaf_hash
+from audit.proof_file import ProofFile
+from audit.round_gate import check_round_gate
 from tests.support.rfc6962 import Book
-from tests.support.witnessed_trees import NOW_S, Grown, cosigned, opened, party_of, policy_of, signed, witness_signer
+from tests.support.witnessed_trees import (
+    NOW_S,
+    ORIGIN,
+    Grown,
+    cosigned,
+    opened,
+    party_of,
+    policy_of,
+    signed,
+    witness_signer,
+)
 
 BOOK = Book.counted(60)
 OTHER_BOOK = Book([*BOOK.leaf_hashes[:5], *(bytes([n]) * 32 for n in range(55))])
@@ -164,3 +178,59 @@ def test_a_peer_cannot_make_a_log_believe_that_it_is_behind_without_its_signatur
     forged = signed(99, bytes(32), signer=note.Ed25519Signer(word(1).origin, bytes([9]) * 32))
     with pytest.raises(NoteRefused):
         opened(forged)
+
+
+# --- the round gate -------------------------------------------------------------------------------------------
+
+WRITER = note.Ed25519Signer("heart.example.org/cleveland/writer/daemon", bytes([2]) * 32)
+PEERS = [witness_signer(name) for name in PARTIES[:3]]
+POLICY = policy_of(PARTIES[:3], 2)
+
+
+def carried(*cosigners: note.Signer, **event: object) -> ProofFile:
+    """What the message that opens a round carries: an entry, proved under a checkpoint with these cosignatures."""
+    body = {"decision": "allowed", "job": "heart-risk", "writer": WRITER.key.name, **event}
+    leaf = write_leaf(ORIGIN, body, WRITER)
+    tree = Grown([*BOOK.leaf_hashes[:9], leaf_hash(leaf), *BOOK.leaf_hashes[9:]])
+    data = cosigned(signed(61, tree.edge.root()), *cosigners)
+    return ProofFile(9, proofs.prove_inclusion(tree, 9, 61), parse(data), leaf)
+
+
+@pytest.mark.parametrize(
+    ("round_number", "event"),
+    [
+        (0, {"action": "job.submitted"}),
+        (1, {"action": "round.released", "round": 0}),
+        (5, {"action": "round.abandoned", "round": 4}),
+    ],
+)
+def test_a_round_opens_on_the_witnessed_end_of_the_one_before(round_number: int, event: dict[str, object]) -> None:
+    proof = carried(*PEERS[:2], **event)
+    assert check_round_gate(proof, POLICY, job="heart-risk", round_number=round_number).index == 9
+
+
+@pytest.mark.parametrize(
+    ("round_number", "event"),
+    [
+        (0, {"action": "job.validated"}),
+        (0, {"action": "job.submitted", "job": "other"}),
+        (0, {"action": "job.submitted", "decision": "refused"}),
+        (1, {"action": "job.submitted"}),
+        (2, {"action": "round.released", "round": 0}),
+        (1, {"action": "round.opened", "round": 0}),
+        (1, {"action": "round.released"}),
+        (2, {"action": "round.released", "round": True}),
+    ],
+)
+def test_another_entry_opens_no_round(round_number: int, event: dict[str, object]) -> None:
+    with pytest.raises(ProofRefused) as info:
+        check_round_gate(carried(*PEERS, **event), POLICY, job="heart-risk", round_number=round_number)
+    assert info.value.code == "CFD-A28"
+
+
+def test_withheld_gossip_stops_the_round() -> None:
+    """A coordinator that shows its checkpoints to too few gets no quorum, and without one no round opens."""
+    proof = carried(PEERS[0], action="job.submitted")
+    with pytest.raises(ProofRefused, match="1 of 2 cosignatures, missing site-1, site-2") as info:
+        check_round_gate(proof, POLICY, job="heart-risk", round_number=0)
+    assert info.value.code == "CFD-A28"
