@@ -5,8 +5,9 @@ said. The link server calls these from several threads. Nobody becomes a member 
 pending, and a person who has heard the site's words makes it a member.
 """
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final, Protocol
 
@@ -27,6 +28,8 @@ from federation.link.backend import Member
 from federation.messages import MemberStatus
 from federation.tokens import secret_matches
 
+FRESH_S: Final = 1.0
+"""How long what was read of a site holds: a suspension by another process takes effect within it."""
 _TOLD: Final = frozenset({"CFD-E06", "CFD-E07", "CFD-E14", "CFD-E25", "CFD-E13"})
 
 
@@ -49,6 +52,7 @@ class Enrolment:
         clock: The time here.
         validity: Life of a site's certificate.
         witnessed: Where refusals are recorded.
+        lately: The active members read within the last `FRESH_S`; a round asks many times a second.
     """
 
     store: MembershipStore
@@ -57,6 +61,7 @@ class Enrolment:
     clock: Clock
     validity: timedelta
     witnessed: Witnessed
+    lately: dict[str, tuple[float, Member]] = field(default_factory=dict, init=False)
 
     def enrol(self, data: bytes) -> bytes:
         """Return the reply to an `EnrolRequest`; the site is pending from now on. The same call again is harmless.
@@ -75,6 +80,7 @@ class Enrolment:
             tls, certificate = self._certify(request.site, request.certificate_request)
             self._check_audit_names(request)
             issued = self.store.decide(self._redemption(request, tls, certificate))
+            self.lately.pop(request.site, None)
         except ConfideError as problem:
             if problem.code in _TOLD and self._knows_a_secret(request):
                 self.witnessed.refused(request.site, problem.code, digest(data))
@@ -121,14 +127,26 @@ class Enrolment:
         if key != known.tls:
             raise InvalidInput("CFD-E13", f"the certificate request of {request.site} is for another key than before")
         self.store.decide(_new_certificate(request.site, certificate))
+        self.lately.pop(request.site, None)
         return RenewReply(certificate=certificate.hex(), authority=self._authority_hex())
 
     def member(self, site: str) -> Member | None:
-        """Return what the link must know of `site` now, or None for a site that never enrolled."""
+        """Return what the link must know of `site`, or None for a site that never enrolled.
+
+        An active member's standing may be `FRESH_S` old; whoever isn't let in is looked up each time.
+        """
+        now_s = self.clock.monotonic_s()
+        read_s, member = self.lately.get(site, (-math.inf, None))
+        if member is not None and now_s - read_s < FRESH_S:
+            return member
+        self.lately.pop(site, None)
         known = self.store.standing(site)
         if known is None:
             return None
-        return Member(status=known.status, identity_key=bytes.fromhex(known.identity), tls_key=known.tls)
+        member = Member(status=known.status, identity_key=bytes.fromhex(known.identity), tls_key=known.tls)
+        if member.status is MemberStatus.ACTIVE:
+            self.lately[site] = (now_s, member)
+        return member
 
     def _certify(self, site: str, request_hex: str) -> tuple[str, bytes]:
         request = bytes.fromhex(request_hex)

@@ -20,7 +20,7 @@ from coordinator.round_work import RoundWork
 from federation import flower
 from federation.edge.clock import Clock
 from federation.errors import OutOfOrder, PeerMisbehaved
-from federation.messages import Body, JobId, PhaseReply, PhaseRequest, SiteId
+from federation.messages import Body, JobId, Phase, PhaseReply, PhaseRequest, SiteId
 
 _server: Final[Any] = flower.load_server()
 import flwr.app as _app  # noqa: E402 (only after `load_server` has checked that Flower is quiet)
@@ -174,6 +174,14 @@ class LinkGrid(_server.Grid):  # type: ignore[misc]
             asked.reply = self._error(asked, message_id, ERROR_REFUSED, code)
             self._changed.notify_all()
             return True
+
+    def waits_for(self, site: SiteId) -> bool:
+        """Return whether this site was asked to train and hasn't answered."""
+        with self._changed:
+            return any(
+                asked.site == site and asked.reply is None and asked.key[2] == Phase.TRAIN.value
+                for asked in self._asked.values()
+            )
 
     def interrupt(self) -> None:
         """Make whoever waits, now or later, stop waiting."""

@@ -34,6 +34,10 @@ class Grid(Protocol):
         """Note that a site finally refused a request."""
         ...
 
+    def waits_for(self, site: SiteId) -> bool:
+        """Return whether a site's update is still awaited."""
+        ...
+
     def interrupt(self) -> None:
         """Make whoever waits stop waiting."""
         ...
@@ -99,6 +103,12 @@ class JobThreads:
         with self._lock:
             grids = [known.grid for known in self._running.values()]
         return any(grid.refuse(message_id, code) for grid in grids)
+
+    def waiting_for(self, site: SiteId) -> list[JobId]:
+        """Return the jobs that wait for an update of a site now."""
+        with self._lock:
+            running = list(self._running.items())
+        return [job for job, known in running if known.grid.waits_for(site)]
 
     def interrupt(self, job: JobId) -> None:
         """Make a job's thread stop waiting for sites."""
@@ -193,6 +203,10 @@ class _Nothing:
         return False
 
     def refuse(self, message_id: str, code: str) -> bool:
+        """Return that nobody waits."""
+        return False
+
+    def waits_for(self, site: SiteId) -> bool:
         """Return that nobody waits."""
         return False
 

@@ -230,13 +230,13 @@ class Reception:
 
     def may_fetch(self, site: str, reference: BlobReference) -> bool:
         """Return whether a release of a job of this site names the blob as its record or its mean."""
-        for record in self._store.jobs.of_site(SiteId(site), JobState):
-            if record.job.sites[SiteId(site)].takes_part and self._store.releases.names(record.id, reference.root):
-                return True
-        return False
+        return self._store.releases.may_read(SiteId(site), reference.root)
 
     def may_deliver(self, site: str, reference: BlobReference) -> bool:
         """Return whether the site was asked in an open round whose updates can be as large as this blob."""
+        waiting = self._threads.waiting_for(SiteId(site)) if self._threads is not None else ()
+        if any(reference.size_bytes <= self._layouts.get(job, 0) for job in waiting):
+            return True  # the usual case, without a look into the database
         for record in self._store.jobs.of_site(SiteId(site), (JobState.RUNNING, JobState.PAUSED)):
             attempt = self._store.rounds.get(record.id, record.job.round, record.job.attempt)
             asked = attempt is not None and attempt.round.is_collecting and site in attempt.round.sites

@@ -2,15 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 from sqlalchemy import Connection, insert, select, update
 
 from coordinator import job_machine, queries, round_machine, rows, tables
 from coordinator.job_machine import JobState
 from coordinator.records import AttemptRecord, Fact, ReleaseRecord
+from coordinator.site_machine import TAKES_PART
 from coordinator.transactions import Transactions
 from federation.errors import OutOfOrder
-from federation.messages import JobId, Phase
+from federation.messages import JobId, Phase, SiteId
+
+_TAKES_PART: Final = tuple(sorted(state.value for state in TAKES_PART))
 
 
 class ReleaseStore:
@@ -134,11 +138,17 @@ class ReleaseStore:
             found = connection.execute(named).all()
         return {root for row in found for root in row if root is not None}
 
-    def names(self, job_id: JobId, root: str) -> bool:
-        """Return whether a release of a job names the blob `root`, for a site that asks to read it."""
-        columns = tables.release.c
-        query = select(columns.step).where(
-            columns.job == job_id, (columns.record_root == root) | (columns.mean_root == root)
+    def may_read(self, site: SiteId, root: str) -> bool:
+        """Return whether a release of a job in which `site` takes part names the blob `root` as its record or mean."""
+        release, invited = tables.release.c, tables.job_site.c
+        query = (
+            select(release.step)
+            .join(tables.job_site, invited.job == release.job)
+            .where(
+                (release.record_root == root) | (release.mean_root == root),
+                invited.site == site,
+                invited.state.in_(_TAKES_PART),
+            )
         )
         with self._database.read() as connection:
             return connection.execute(query.limit(1)).first() is not None

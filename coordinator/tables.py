@@ -140,6 +140,8 @@ release: Final = Table(
     PrimaryKeyConstraint("job", "step"),
     ForeignKeyConstraint(["job"], ["job.id"]),
     Index("ix_model_release_digest", "digest"),
+    Index("ix_model_release_record_root", "record_root"),
+    Index("ix_model_release_mean_root", "mean_root"),
 )
 
 event: Final = Table(

@@ -251,6 +251,8 @@ class PhaseRequest(Body):
 
     `release` is the blob of the canonical `Release`, signed with kind "release"; the site fetches it, and follows
     `previous` back to one that it has applied. `key` = job/round/attempt/phase; the same key is the same work.
+    `attached` may carry blobs that the site would fetch otherwise, where they are small; each counts only as the blob
+    of its own root.
     """
 
     message_id: Token
@@ -261,6 +263,7 @@ class PhaseRequest(Body):
     deadline_s: Count
     release: BlobReference
     release_signature: HexBytes
+    attached: tuple[HexBytes, ...] = Field(default=(), max_length=4)
 
 
 class Outcome(StrEnum):

@@ -23,6 +23,7 @@ from audit.errors import AuditError
 from audit.receipt import Receipt
 from federation import canonical
 from federation.errors import ConfideError
+from federation.link.chunks import reference_of
 from federation.messages import BlobReference, JobId, Outcome, Phase, PhaseReply, PhaseRequest, Reason, encode_body
 from federation.tensors import check_update
 from privacy.accounting.entries import Use
@@ -140,8 +141,16 @@ class PhaseRun:
             signature=bytes.fromhex(self._request.release_signature),
             round_number=self.work.round,
             applied=applied,
-            fetch=lambda reference: self._tools.fetch(reference, self._left_s()),
+            fetch=self._fetch,
         )
+
+    def _fetch(self, reference: BlobReference) -> Path:
+        """Return a blob's file: the request carried it, it is here, or it is fetched."""
+        for attached in self._request.attached:
+            data = bytes.fromhex(attached)
+            if not self._site.blobs.has(reference) and reference_of(data) == reference:
+                self._site.blobs.put_bytes(data, durable=False)
+        return self._tools.fetch(reference, self._left_s())
 
     def on_background(self, done: Background) -> None:
         """Go on after something in the background."""

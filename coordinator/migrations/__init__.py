@@ -13,7 +13,7 @@ from sqlalchemy import Engine, MetaData, Table, inspect, select
 from federation.edge.database import read
 from federation.errors import ConfigurationWrong
 
-HEAD: Final = "0001"
+HEAD: Final = "0002"
 """The newest file in `versions/`."""
 _FOLDER: Final = Path(__file__).parent
 

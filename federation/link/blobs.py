@@ -129,11 +129,11 @@ class BlobStore:
             self._written += 1
             return BlobWriter(self, self._writing / f"{os.getpid()}-{self._written}")
 
-    def put_bytes(self, data: Bytes) -> BlobReference:
-        """Store `data` durably and return its reference."""
+    def put_bytes(self, data: Bytes, *, durable: bool = True) -> BlobReference:
+        """Store `data` and return its reference; if not `durable`, it isn't synced, and the next process hashes it."""
         with self.writer() as writer:
             writer.write(data)
-            return writer.finish()
+            return writer.finish(durable=durable)
 
     def put_file(self, path: Path) -> BlobReference:
         """Store a copy of the bytes of `path` durably and return the reference; the file stays as it is."""
@@ -257,11 +257,12 @@ class BlobWriter:
         _write_all(self._descriptor, view)
         return len(view)
 
-    def finish(self) -> BlobReference:
-        """Make the blob durable under its root and return its reference."""
-        os.fsync(self._descriptor)
+    def finish(self, *, durable: bool = True) -> BlobReference:
+        """Give the blob the name of its root, durably unless told otherwise, and return its reference."""
+        if durable:
+            os.fsync(self._descriptor)
         reference, hashes = self._hasher.finish()
-        self._store._keep(self._temporary, reference, hashes)  # noqa: SLF001 (one noun in two classes)
+        self._store._keep(self._temporary, reference, hashes, durable=durable)  # noqa: SLF001 (one noun in two classes)
         return reference
 
     def __enter__(self) -> Self:

@@ -14,6 +14,7 @@ from federation.edge.clock import Clock
 from federation.errors import ConfideError, InvalidInput, PeerMisbehaved, TimedOut, Unreachable
 from federation.link import link_pb2 as pb
 from federation.link.blobs import BlobStore
+from federation.link.chunks import chunk_count
 from federation.link.dial import Dialler, SiteTls
 from federation.link.limits import LinkLimits
 from federation.link.outbox import Backoff, Randomness
@@ -205,18 +206,25 @@ class Carrier:
         staging.complete(durable=False)  # it can be fetched again
 
     def _deliver_once(self, transfer: "_Transfer", channel: grpc.Channel, left_s: float) -> None:
-        reference = transfer.reference
-        staged = channel.unary_unary(f"/{LINK}/Staged", pb.Reference.SerializeToString, pb.StagedReply.FromString)(
-            reference_to_wire(reference), timeout=min(left_s, self._limits.connect_timeout_s)
-        )
+        first = self._first_missing(transfer, channel, left_s)
         # A complete blob is delivered again, without chunks: only a delivery makes the coordinator count it.
         call = channel.stream_unary(f"/{LINK}/Deliver", as_is, pb.StagedReply.FromString).future(
-            self._pieces(transfer, staged.chunks), timeout=left_s
+            self._pieces(transfer, first), timeout=left_s
         )
         with self._watched(transfer, call):
             reply = call.result()
         if not reply.complete:
             raise Unreachable("CFD-L01", f"{transfer}: the coordinator has {reply.chunks} chunks")
+
+    def _first_missing(self, transfer: "_Transfer", channel: grpc.Channel, left_s: float) -> int:
+        """Return the chunk to begin with; a blob of one chunk has nothing to resume, so at first nobody is asked."""
+        transfer.tries += 1
+        if transfer.tries == 1 and chunk_count(transfer.reference.size_bytes) == 1:
+            return 0
+        staged = channel.unary_unary(f"/{LINK}/Staged", pb.Reference.SerializeToString, pb.StagedReply.FromString)(
+            reference_to_wire(transfer.reference), timeout=min(left_s, self._limits.connect_timeout_s)
+        )
+        return int(staged.chunks)
 
     def _pieces(self, transfer: "_Transfer", first: int) -> Iterator[bytes]:
         yield head_piece(transfer.reference, first, self._blobs.hashes(transfer.reference))
@@ -258,6 +266,7 @@ class _Transfer:
         self.reference: Final = reference
         self.once: Final = once
         self.chunks = 0
+        self.tries = 0
         self.moved_s = 0.0
 
     def moved(self, clock: Clock) -> None:

@@ -152,6 +152,20 @@ def test_an_empty_blob_and_one_of_exactly_one_chunk_travel(coordinator: Coordina
         assert coordinator.blobs.path(up).read_bytes() == data
 
 
+def test_a_chunk_that_a_restart_left_behind_does_not_stop_a_small_blob(
+    coordinator: Coordinator, start: StartSite
+) -> None:
+    """The first try of a small blob asks nobody what is there; the coordinator then says that more is."""
+    site = start()
+    reference = site.blobs.put_bytes(b"small")
+    coordinator.expected.add(("cleveland", reference))
+    staging = coordinator.blobs.open_staging(reference, site.blobs.hashes(reference), owner="cleveland")
+    staging.append(0, b"small")
+    site.client.deliver(reference, deadline_s=20)
+    assert coordinator.blobs.path(reference).read_bytes() == b"small"
+    assert coordinator.delivered == [("cleveland", reference)]
+
+
 # --- refusals -------------------------------------------------------------------------------------------------
 
 

@@ -80,6 +80,17 @@ def test_a_job_from_offer_to_end(rig: SiteRig) -> None:
     assert "verified" in rig.confide("audit", "verify", str(rig.home.path)).replace("--home", "")
 
 
+def test_small_blobs_come_with_the_request_and_foreign_bytes_beside_them_are_nothing(rig: SiteRig) -> None:
+    rig.start()
+    job = PlayedJob(rig.coordinator, site_data.plan())
+    job.accepted()
+    reference, _ = job.releases[-1]
+    record = rig.coordinator.blobs.path(reference).read_bytes()
+    rig.coordinator.withheld.add(reference.root)
+    job.ask(0, attached=("00" * len(record), record.hex()))
+    assert job.reply().outcome is Outcome.DONE
+
+
 def test_the_same_request_gets_the_same_reply_and_nothing_is_trained_twice(rig: SiteRig) -> None:
     rig.start()
     job = PlayedJob(rig.coordinator, site_data.plan())

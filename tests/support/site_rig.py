@@ -180,6 +180,7 @@ class PlayedCoordinator:
         self.messages: queue.Queue[Body] = queue.Queue()
         self.hellos: list[Hello] = []
         self.delivered: list[BlobReference] = []
+        self.withheld: set[str] = set()
         self.connected = False
         self.before_taking: Callable[[Body], None] = lambda _body: None
         key = new_tls_key()
@@ -269,7 +270,7 @@ class PlayedCoordinator:
         self.messages.put(Refusal(message_id=message_id, code=code))
 
     def may_fetch(self, site: str, reference: BlobReference) -> bool:
-        return self.blobs.has(reference)
+        return reference.root not in self.withheld and self.blobs.has(reference)
 
     def may_deliver(self, site: str, reference: BlobReference) -> bool:
         return True

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from audit import note
-from coordinator.enrolment import Enrolment
+from coordinator.enrolment import FRESH_S, Enrolment
 from coordinator.membership import Membership, Verb, add_person, change, confirm, invite, remove_person, standing
 from coordinator.membership_store import (
     Change,
@@ -193,6 +193,22 @@ def test_what_is_taken_away_counts_at_once(on_each_database: World) -> None:
         world.sign()
     assert world.store.status("st-anna") is MemberStatus.REVOKED
     assert [one.charter.epoch for one in world.store.charters_after(2)] == [3, 4, 5]
+
+
+def test_a_suspension_by_another_process_reaches_the_link_within_a_second(world: World) -> None:
+    world.member(SiteKeys())
+    seen = [world.service.member("st-anna")]
+    world.change("st-anna", Verb.SUSPEND)
+    world.clock.sleep(FRESH_S)
+    seen.append(world.service.member("st-anna"))
+    world.change("st-anna", Verb.RESUME)
+    world.sign()
+    seen.append(world.service.member("st-anna"))
+    assert [member and member.status for member in seen] == [
+        MemberStatus.ACTIVE,
+        MemberStatus.SUSPENDED,
+        MemberStatus.ACTIVE,
+    ]
 
 
 def test_a_lost_answer_is_given_again_to_the_same_site(world: World) -> None:
