@@ -347,6 +347,8 @@ class PlayedJob:
         self.step = 0
         write_tensors(self.model, layout.initial(plan.model, 2, seed=plan.training.seed))
         self.releases: list[tuple[BlobReference, bytes]] = []
+        self.asked: tuple[int, int, Phase] | None = None
+        self.heard: set[tuple[int, int, Phase]] = set()
         self.sign(self.record(0, coordinator.blobs.put_file(self.model)))
 
     def record(self, round_number: int, mean: BlobReference) -> Release:
