@@ -181,6 +181,7 @@ class PlayedCoordinator:
         self.hellos: list[Hello] = []
         self.delivered: list[BlobReference] = []
         self.withheld: set[str] = set()
+        self.told: set[str] = set()
         self.connected = False
         self.before_taking: Callable[[Body], None] = lambda _body: None
         key = new_tls_key()
@@ -281,10 +282,14 @@ class PlayedCoordinator:
     # --- what a test says and hears ---------------------------------------------------------------------------
 
     def next(self, kind: type[B], *, within_s: float = 90.0) -> B:
-        """Return the next message of the site, which must be of `kind`."""
-        found = self.messages.get(timeout=within_s)
-        assert isinstance(found, kind), found
-        return found
+        """Return the next message of the site, which must be of `kind`; one of another kind may only be a repetition."""
+        while True:
+            found = self.messages.get(timeout=within_s)
+            told = found.model_dump_json(exclude={"message_id"})
+            if isinstance(found, kind):
+                self.told.add(told)
+                return found
+            assert told in self.told, found
 
     def nothing_more(self, *, for_s: float = 0.5) -> None:
         try:
