@@ -13,9 +13,10 @@ from sqlalchemy import Connection, Engine, delete, insert, select, update
 from federation.edge.database import read, transact
 from federation.errors import ConfideError
 from federation.messages import Answer, Body, JobId, PhaseReply, decode_body, encode_body, kind_of
+from site_client.migrations import bring_up
 from site_client.session import ENDED, Session, Stage, Work, decode_session, encode_session
 from site_client.stored import Applied, Approval, Outgoing, PolicyVersion, StoredJob, Terms
-from site_client.tables import APPROVAL, FLAG, JOB, LINEAGE, METADATA, OUTBOX, POLICY_VERSION, REPLY
+from site_client.tables import APPROVAL, FLAG, JOB, LINEAGE, OUTBOX, POLICY_VERSION, REPLY
 
 OUTBOX_LIMIT: Final = 10_000
 
@@ -29,7 +30,7 @@ class Store:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        METADATA.create_all(engine, checkfirst=True)
+        bring_up(engine)
 
     def close(self) -> None:
         """Give the database back."""

@@ -35,6 +35,7 @@ from federation.errors import InvalidInput
 from site_client.data.data_map import DataMap
 from site_client.data.intake import Intake
 from site_client.data.source import RawFile
+from site_client.migrations import bring_up
 
 METADATA: Final = MetaData()
 DATA_SET: Final = Table(
@@ -128,7 +129,7 @@ class Registry:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        METADATA.create_all(engine, checkfirst=True)
+        bring_up(engine)
 
     @classmethod
     def open(cls, home: Path, *, allow_network_filesystem: bool = False) -> "Registry":

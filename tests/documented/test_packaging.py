@@ -80,6 +80,8 @@ def test_the_wheel_holds_the_product_and_nothing_else(tmp_path: Path) -> None:
         "audit/events/v1.json",
         "coordinator/migrations/env.py",
         "coordinator/migrations/versions/v0001.py",
+        "site_client/migrations/env.py",
+        "site_client/migrations/versions/v0001.py",
         "site_client/budget/migrations/versions/r0001_entries_and_totals.py",
         "federation/link/link_pb2.py",
         "federation/link/link.proto",
