@@ -1,7 +1,7 @@
 """The coordinator's REST API, `/api/v1`: what the `job` commands, programs and later the console call. A thin edge.
 
-Rules: one table (`PERMISSIONS`) says who may call what; every error is a problem document of RFC 9457 with
-our code, hint and exit status; bodies are bounded before they are read; nothing here decides anything about a job.
+Rules: one table (`PERMISSIONS`) says who may call what; errors and bounds of bodies are those of
+`api_problems`; nothing here decides anything about a job.
 The listener is on loopback unless the configuration says otherwise, and speaks plain HTTP: put a TLS-terminating
 proxy in front of it to reach it from elsewhere.
 """
@@ -14,26 +14,20 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from fastapi import Depends, FastAPI, Header, Query, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi import Depends, FastAPI, Header, Query
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.exceptions import HTTPException as StarletteHttpException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from coordinator.api_problems import BoundedBody, add_errors
 from coordinator.api_views import IdentityView, ResolvedView, SubmittedView, WhyView
 from coordinator.service import CoordinatorService
 from coordinator.views import EventView, JobView, PreviewView, ResultView, SiteView, ValidationView
 from federation.edge.logs import Log
 from federation.errors import (
-    ConfideError,
     ConfigurationWrong,
     InvalidInput,
     NotAuthenticated,
-    OutOfOrder,
     PolicyRefused,
-    TimedOut,
-    Unreachable,
 )
 from federation.messages import HexBytes
 from federation.words import fingerprint_words
@@ -120,71 +114,6 @@ class RetryRequest(Request_):
     from_round: Annotated[int, Field(ge=0, le=1_000_000)]
 
 
-def _status(error: ConfideError) -> int:
-    by_code = {"CFD-J01": 409, "CFD-J02": 404, "CFD-J05": 409, "CFD-J09": 409}
-    if error.code in by_code:
-        return by_code[error.code]
-    by_kind: tuple[tuple[type[ConfideError], int], ...] = (
-        (InvalidInput, 422),
-        (NotAuthenticated, 401),
-        (PolicyRefused, 403),
-        (OutOfOrder, 409),
-        (Unreachable, 503),
-        (TimedOut, 504),
-    )
-    return next((status for kind, status in by_kind if isinstance(error, kind)), 500)
-
-
-def problem(
-    status: int, *, code: str, detail: str, hint: str = "", exit_status: int = 1, reference: str = ""
-) -> JSONResponse:
-    """Return a problem document (RFC 9457)."""
-    body = {
-        "type": f"urn:confide:error:{code}",
-        "title": code,
-        "status": status,
-        "detail": detail,
-        "code": code,
-        "hint": hint,
-        "exit_status": exit_status,
-        "reference": reference,
-    }
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-    return JSONResponse(body, status_code=status, media_type="application/problem+json", headers=headers)
-
-
-class _BoundedBody:
-    """Refuse a request whose body is larger than `limit_bytes`, announced or not, before more of it is read."""
-
-    def __init__(self, app: ASGIApp, limit_bytes: int) -> None:
-        self._app = app
-        self._limit = limit_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-        if not announced.isdigit() or int(announced) > self._limit:
-            await self._refuse(scope, receive, send)
-            return
-        seen = 0
-
-        async def bounded() -> Message:
-            nonlocal seen
-            message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > self._limit:
-                raise StarletteHttpException(413)
-            return message
-
-        await self._app(scope, bounded, send)
-
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        text = f"the request body is larger than {self._limit} bytes"
-        await problem(413, code="CFD-J20", detail=text, hint="send less", exit_status=2)(scope, receive, send)
-
-
 def _bearer(authorization: str | None) -> str:
     scheme, _, token = (authorization or "").partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
@@ -230,43 +159,14 @@ def create_app(service: CoordinatorService, authenticate: Callable[[str], Caller
     app = FastAPI(
         title="Confide coordinator", version="1", openapi_url=f"{PREFIX}/openapi.json", docs_url=None, redoc_url=None
     )
-    app.add_middleware(_BoundedBody, limit_bytes=MAX_REQUEST_BYTES)
-    _add_errors(app, log)
+    app.add_middleware(BoundedBody, limit_bytes=MAX_REQUEST_BYTES)
+    add_errors(app, log)
     _add_health(app, service)
     _add_plans(app, service, authenticate)
     _add_jobs(app, service, authenticate)
     _add_acts(app, service, authenticate)
     _add_results(app, service, authenticate)
     return app
-
-
-def _add_errors(app: FastAPI, log: Log) -> None:
-    @app.exception_handler(ConfideError)
-    def ours(_request: Request, error: ConfideError) -> JSONResponse:
-        return problem(
-            _status(error),
-            code=error.code,
-            detail=error.message,
-            hint=error.hint,
-            exit_status=error.exit_status,
-            reference=error.reference,
-        )
-
-    @app.exception_handler(Exception)
-    def unforeseen(_request: Request, error: Exception) -> JSONResponse:
-        reference = log.internal("api.failed", error)
-        text = "something went wrong inside the coordinator"
-        hint = "give the coordinator's operator the reference; the log has the places"
-        return problem(500, code="CFD-G01", detail=text, hint=hint, exit_status=70, reference=reference)
-
-    @app.exception_handler(RequestValidationError)
-    def malformed(_request: Request, error: RequestValidationError) -> JSONResponse:
-        places = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:5])
-        return problem(422, code="CFD-J20", detail=f"the request is malformed: {places}", exit_status=2)
-
-    @app.exception_handler(StarletteHttpException)
-    def http(_request: Request, error: StarletteHttpException) -> JSONResponse:
-        return problem(error.status_code, code="CFD-J20", detail=str(error.detail), exit_status=2)
 
 
 def _add_health(app: FastAPI, service: CoordinatorService) -> None:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from coordinator.init_command import issue_server_certificate
 from coordinator.membership_desk import Parser, open_desk, say
+from coordinator.server_certificate import issue_server_certificate
 from federation.certificates import expiry, names_of, renewal_due
 from federation.charter import Charter, changes, charter_digest, read_charter
 from federation.edge.clock import rfc3339

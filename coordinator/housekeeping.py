@@ -11,9 +11,9 @@ from typing import Final
 from sqlalchemy.exc import DBAPIError
 
 from coordinator.configuration import CoordinatorConfiguration
-from coordinator.init_command import issue_server_certificate
 from coordinator.membership_store import MembershipStore
 from coordinator.reception import Reception
+from coordinator.server_certificate import issue_server_certificate
 from federation.certificates import renewal_due
 from federation.edge.clock import Clock
 from federation.edge.homes import CoordinatorHome

@@ -6,7 +6,6 @@ the home is complete.
 
 import argparse
 import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
@@ -16,13 +15,8 @@ from audit.places import Places
 from coordinator.configuration import CoordinatorConfiguration, Link
 from coordinator.membership_home import coordinator_keys, open_database, open_membership, write_trust
 from coordinator.ports import free_place
-from federation.certificates import (
-    Authority,
-    certificate_to_pem,
-    new_authority,
-    new_tls_key,
-    tls_key_to_pem,
-)
+from coordinator.server_certificate import issue_server_certificate
+from federation.certificates import certificate_to_pem, new_authority, new_tls_key, tls_key_to_pem
 from federation.charter import COORDINATOR
 from federation.edge.audit_trail import begin_log, person, record
 from federation.edge.clock import Clock, SystemClock
@@ -122,18 +116,6 @@ def _make_keys(home: CoordinatorHome, configuration: CoordinatorConfiguration, c
         certificate = new_authority(configuration.federation, key, now=clock.now())
         write_whole(home.authority_file, certificate_to_pem(certificate))
     issue_server_certificate(home, configuration, clock)
-
-
-def issue_server_certificate(home: CoordinatorHome, configuration: CoordinatorConfiguration, clock: Clock) -> None:
-    """Write a new certificate for the coordinator's port, for its TLS key and all of its names."""
-    authority: Authority = home.certificate_authority()
-    certificate = authority.issue_server(
-        load_tls_key(home.tls_file).public_key(),
-        (parse_address(configuration.address).host, *configuration.link.names),
-        now=clock.now(),
-        validity=timedelta(seconds=configuration.certificates.validity_s),
-    )
-    write_whole(home.certificate_file, certificate_to_pem(certificate))
 
 
 def _make_database(home: CoordinatorHome, configuration: CoordinatorConfiguration, clock: Clock) -> None:

@@ -39,7 +39,7 @@ from federation.messages import (
     SiteId,
     encode_body,
 )
-from federation.plan_fields import FedAvg, Plan, RobustStrategy
+from federation.plan_fields import Plan, mean_strategy
 from federation.tensors import Array, Manifest
 
 RoundEnd = job_machine.RoundReleased | job_machine.RoundAbandoned
@@ -296,9 +296,7 @@ class RoundWork:
 
     def server_step(self, mean: Path, folder: Path) -> Stepped:
         """Return the model after the server step on `mean`; the newest release stays as it is."""
-        strategy = self.plan.server
-        step = FedAvg() if isinstance(strategy, RobustStrategy) else strategy
-        return self._registry.step(step, self._newest(), mean, folder)
+        return self._registry.step(mean_strategy(self.plan.server), self._newest(), mean, folder)
 
     # --- 7: release -------------------------------------------------------------------------------------------
 

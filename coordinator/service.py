@@ -40,7 +40,7 @@ from coordinator.views import (
     SiteView,
     ValidationView,
 )
-from federation import contract, flower, plan
+from federation import contract, flower, plan, robust_means
 from federation.edge.clock import Clock
 from federation.edge.files import HomeLock
 from federation.edge.homes import CoordinatorHome
@@ -382,7 +382,7 @@ class CoordinatorService:
                 models_kept_count=self.configuration.retention.models_count,
             ),
             close=self._conductor.close_round,
-            combine_robustly=flower.robust_mean,
+            combine_robustly=robust_means.robust_mean,
         )
         grid = LinkGrid(job, record.job.sites, self.link, self.clock)
         app = make_server_app(work)

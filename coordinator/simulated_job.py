@@ -27,7 +27,7 @@ from coordinator.store import Store
 from coordinator.submission import model_layout
 from coordinator.transactions import microseconds
 from coordinator.views import EventView
-from federation import canonical, contract, flower
+from federation import canonical, contract, robust_means
 from federation import plan as plans
 from federation.contract import DataContract
 from federation.edge.clock import Clock
@@ -142,7 +142,7 @@ class SimulatedJob:
             new_message_id=lambda: secrets.token_hex(8),
             settings=RoundSettings(deadline_scale=deadline_scale),
             close=self._close_round,
-            combine_robustly=flower.robust_mean,
+            combine_robustly=robust_means.robust_mean,
         )
 
     @property

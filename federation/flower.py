@@ -1,13 +1,12 @@
-"""The seam to Flower: what is switched off before it is imported, conversions, messages, and its robust means.
+"""The seam to Flower: what is switched off before it is imported, conversions and messages.
 
 `flwr` is imported inside functions only, and only after `quieten_flower` has switched off telemetry and the update
 check in this process (children inherit it); without that, every function here refuses. Only flwr's public packages
 are used (`flwr.app`, `flwr.clientapp`, `flwr.serverapp`, and the entry point of `flwr.simulation`).
 
 Messages carry explicit metadata: a bare `Message(...)` would take its run from a global of the process, and one
-coordinator runs many jobs at once. Of a strategy only the aggregation is called, on updates that
-`tensors.check_update` has let in: flwr compares key names only, would broadcast shapes and let NaN through. Its own
-round loop, sampling, waiting and differential-privacy strategies are never used.
+coordinator runs many jobs at once. Flower's own round loop, sampling, waiting and differential-privacy strategies are
+never used.
 """
 
 import hashlib
@@ -16,7 +15,7 @@ import importlib.util
 import logging
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,19 +24,7 @@ import numpy as np
 from federation.edge import configuration
 from federation.errors import InvalidInput, OutOfOrder, PeerMisbehaved
 from federation.messages import Body, MessageRefused, Phase, decode_body, encode_body, kind_of
-from federation.plan_fields import (
-    Bulyan,
-    FedAvg,
-    FedMedian,
-    FedTrimmedAvg,
-    Krum,
-    MeanStrategy,
-    MultiKrum,
-    RobustStrategy,
-    Server,
-)
-from federation.tensor_file import Array, Manifest, TensorFile, TensorWriter, windows, write_tensors
-from federation.tensors import UpdateRefused, cast_once
+from federation.tensor_file import Array, Manifest
 
 SWITCHES: Final[Mapping[str, str]] = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -94,7 +81,8 @@ def _load(name: str) -> Any:
     return package
 
 
-def _app() -> Any:
+def load_app() -> Any:
+    """Return `flwr.app`, quiet."""
     return _load("flwr.app")
 
 
@@ -151,7 +139,7 @@ def message_type_of(phase: Phase) -> str:
 
 def arrays_to_record(arrays: Mapping[str, Array]) -> Any:
     """Return an `ArrayRecord` with `arrays`, whose types were checked when they became a manifest."""
-    app = _app()
+    app = load_app()
     Manifest.of_arrays(arrays)
     return app.ArrayRecord({name: app.Array(np.asarray(array, order="C")) for name, array in arrays.items()})
 
@@ -180,7 +168,7 @@ def record_to_arrays(record: Any, manifest: Manifest) -> dict[str, Array]:
 
 def body_to_content(message: Body) -> Any:
     """Return a `RecordDict` that carries a protocol message: its kind as the record's name, its canonical bytes."""
-    app = _app()
+    app = load_app()
     return app.RecordDict({kind_of(message): app.ConfigRecord({_BODY: encode_body(message)})})
 
 
@@ -192,7 +180,7 @@ def content_to_body(content: Any, *, kind: str) -> Body:
     """
     records = dict(content)
     record = records.get(kind)
-    data = record.get(_BODY) if isinstance(record, _app().ConfigRecord) else None
+    data = record.get(_BODY) if isinstance(record, load_app().ConfigRecord) else None
     if len(records) != 1 or not isinstance(data, bytes):
         raise PeerMisbehaved("CFD-R02", f"a message of kind {kind} was expected")
     try:
@@ -233,7 +221,7 @@ def build_message(
         reply_to: The id of the message that this one answers.
         run: Flower's own number for the run, where an engine chose it; by default the job's.
     """
-    app = _app()
+    app = load_app()
     metadata = app.Metadata(
         run_id=number_of(job) if run is None else run,
         message_id=message_id,
@@ -251,7 +239,7 @@ def build_message(
 def build_reply(message: Any, content: Any, *, message_id: str, created_at_s: float) -> Any:
     """Return the `Message` that answers `message`, with what is left of its time to live."""
     asked = message.metadata
-    app = _app()
+    app = load_app()
     metadata = app.Metadata(
         run_id=asked.run_id,
         message_id=message_id,
@@ -269,7 +257,7 @@ def build_reply(message: Any, content: Any, *, message_id: str, created_at_s: fl
 def build_silence(message: Any, *, code: int, reason: str, created_at_s: float) -> Any:
     """Return the error `Message` that stands for the missing answer to `message`, from the node that was asked."""
     asked = message.metadata
-    app = _app()
+    app = load_app()
     metadata = app.Metadata(
         run_id=asked.run_id,
         message_id=f"{asked.message_id}/none",
@@ -284,9 +272,26 @@ def build_silence(message: Any, *, code: int, reason: str, created_at_s: float) 
     return app.Message(error=app.Error(code=code, reason=reason), metadata=metadata)
 
 
+def update_message(site: str, update: Mapping[str, Array], weight: int) -> Any:
+    """Return a site's update with its weight as the message that flwr's strategies aggregate."""
+    app = load_app()
+    content = app.RecordDict({_ARRAYS: arrays_to_record(update), _METRICS: app.MetricRecord({_WEIGHT: weight})})
+    return build_message(
+        content,
+        job="aggregation",
+        source=number_of(site),
+        destination=1,
+        message_id=site,
+        group="0",
+        message_type="train",
+        created_at_s=0.0,
+        ttl_s=1.0,
+    )
+
+
 def context_for(job: str, site: str) -> Any:
     """Return an empty `Context` of a site in a job; state is kept in our own store, not in Flower's."""
-    app = _app()
+    app = load_app()
     return app.Context(
         run_id=number_of(job), node_id=number_of(site), node_config={}, state=app.RecordDict({}), run_config={}
     )
@@ -297,12 +302,12 @@ def context_for(job: str, site: str) -> Any:
 
 def config_record(values: Mapping[str, int | str | bytes]) -> Any:
     """Return a `ConfigRecord` of plain values."""
-    return _app().ConfigRecord(dict(values))
+    return load_app().ConfigRecord(dict(values))
 
 
 def empty_content() -> Any:
     """Return a `RecordDict` without records."""
-    return _app().RecordDict({})
+    return load_app().RecordDict({})
 
 
 def address(content: Any, site: str) -> None:
@@ -331,7 +336,7 @@ def take_file(content: Any) -> str:
 
 def _take_name(content: Any, kind: str) -> str:
     record = content.pop(kind) if kind in content else None
-    name = record.get(_NAME) if isinstance(record, _app().ConfigRecord) else None
+    name = record.get(_NAME) if isinstance(record, load_app().ConfigRecord) else None
     return name if isinstance(name, str) else ""
 
 
@@ -368,117 +373,3 @@ def run_virtual_nodes(server_app: Any, client_app: Any, *, nodes_count: int, bac
         raise OutOfOrder("CFD-J12", f"the simulation engine ended the process (status {ended.code})") from None
     except RuntimeError as problem:
         raise OutOfOrder("CFD-J12", "the simulation engine ended with an error") from problem
-
-
-# --- strategies that need each site's own update --------------------------------------------------------------
-
-
-def mean_strategy(server: Server) -> MeanStrategy:
-    """Return the server step of a plan's strategy: its own, or FedAvg's for a robust one, whose result is a mean."""
-    return FedAvg() if isinstance(server, RobustStrategy) else server
-
-
-def robust_mean(
-    strategy: RobustStrategy,
-    updates: Mapping[str, Path],
-    weights: Mapping[str, int],
-    manifest: Manifest,
-    out: Path,
-    *,
-    metadata: Mapping[str, str] | None = None,
-) -> None:
-    """Write what flwr's own `strategy` makes of the sites' updates, computed in binary64 and cast once.
-
-    FedMedian and FedTrimmedAvg work by coordinate, so one tensor of all sites is in memory at a time; Krum, MultiKrum
-    and Bulyan compare whole updates and hold all of them.
-
-    Args:
-        strategy: With its parameters.
-        updates: Site id → update, already checked by `tensors.check_update`.
-        weights: Site id → public positive integer.
-        manifest: That of the model.
-        out: The tensor file to write, whole or not at all.
-        metadata: Of the file.
-
-    Raises:
-        InvalidInput: Too few updates for the strategy.
-        UpdateRefused: A file no longer fits the manifest.
-        NotFinite: The result isn't a number; `out` isn't written.
-    """
-    floats = manifest.floats
-    sites = sorted(updates, key=lambda site: site.encode("utf-8"))
-    _require_enough(strategy, len(sites))
-    if isinstance(strategy, FedMedian | FedTrimmedAvg):
-        with TensorWriter(out, floats, metadata=metadata) as writer:
-            for name, spec in floats.tensors:
-                tensors = [{name: _wide(updates[site], floats, site, name)} for site in sites]
-                wide = _aggregate(strategy, sites, tensors, weights)[name].reshape(-1)
-                for start, stop in windows(spec):
-                    writer.write(name, start, cast_once(wide[start:stop], spec, name))
-        return
-    whole = [{name: _wide(updates[site], floats, site, name) for name in floats.names} for site in sites]
-    result = _aggregate(strategy, sites, whole, weights)
-    arrays = {name: cast_once(result[name], spec, name).reshape(spec.shape) for name, spec in floats.tensors}
-    write_tensors(out, arrays, metadata=metadata)
-
-
-def _require_enough(strategy: RobustStrategy, count: int) -> None:
-    match strategy:
-        case Krum(num_malicious_nodes=f) | MultiKrum(num_malicious_nodes=f):
-            needed = 2 * f + 3
-        case Bulyan(num_malicious_nodes=f):
-            needed = 4 * f + 3
-        case _:
-            needed = 1
-    if count < needed:
-        raise InvalidInput("CFD-P04", f"{strategy.strategy} needs {needed} updates, {count} arrived")
-
-
-def _wide(path: Path, floats: Manifest, site: str, name: str) -> Array:
-    with TensorFile(path) as update:
-        if name not in update.manifest or update.manifest[name] != floats[name]:
-            raise UpdateRefused(site, f"tensor {name} no longer fits the model")
-        return update.read(name).astype(np.float64)
-
-
-def _aggregate(
-    strategy: RobustStrategy,
-    sites: Sequence[str],
-    updates: Sequence[Mapping[str, Array]],
-    weights: Mapping[str, int],
-) -> dict[str, Array]:
-    app = _app()
-    replies = [
-        build_message(
-            app.RecordDict({_ARRAYS: arrays_to_record(update), _METRICS: app.MetricRecord({_WEIGHT: weights[site]})}),
-            job="aggregation",
-            source=number_of(site),
-            destination=1,
-            message_id=site,
-            group="0",
-            message_type="train",
-            created_at_s=0.0,
-            ttl_s=1.0,
-        )
-        for site, update in zip(sites, updates, strict=True)
-    ]
-    with np.errstate(over="ignore", invalid="ignore"):
-        arrays, _ = _flower_strategy(strategy).aggregate_train(1, replies)
-    if arrays is None:
-        raise InvalidInput("CFD-P04", f"{strategy.strategy} gave no result for {len(sites)} updates")
-    return {name: array.numpy() for name, array in arrays.items()}
-
-
-def _flower_strategy(strategy: RobustStrategy) -> Any:
-    known = load_server().strategy
-    match strategy:
-        case Krum(num_malicious_nodes=f):
-            return known.Krum(num_malicious_nodes=f)
-        case MultiKrum(num_malicious_nodes=f, num_nodes_to_select=m):
-            return known.MultiKrum(num_malicious_nodes=f, num_nodes_to_select=m)
-        case Bulyan(num_malicious_nodes=f):
-            return known.Bulyan(num_malicious_nodes=f)
-        case FedMedian():
-            return known.FedMedian()
-        case FedTrimmedAvg(beta=beta):
-            return known.FedTrimmedAvg(beta=beta)

@@ -241,6 +241,11 @@ RobustStrategy = Krum | MultiKrum | Bulyan | FedMedian | FedTrimmedAvg
 Server = Annotated[MeanStrategy | RobustStrategy, Field(discriminator="strategy")]
 
 
+def mean_strategy(server: Server) -> MeanStrategy:
+    """Return the server step of a plan's strategy: its own, or FedAvg's for a robust one, whose result is a mean."""
+    return FedAvg() if isinstance(server, RobustStrategy) else server
+
+
 class Evaluate(Section):
     """How the global model is scored on the sites' held-out units."""
 

@@ -24,7 +24,7 @@ from federation.identity import check_signature
 from federation.messages import BlobReference, JobId, MessageRefused, Release, decode_body
 from federation.models import layout
 from federation.plan import Plan
-from federation.plan_fields import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, MeanStrategy
+from federation.plan_fields import mean_strategy
 from federation.tensors import Manifest, TensorFile, TensorFileRefused, state_digest, write_tensors
 from site_client.stored import Applied
 
@@ -200,13 +200,6 @@ def _release(job: Job, record: bytes) -> Release:
     return release
 
 
-def strategy_of(plan: Plan) -> MeanStrategy:
-    """Return the server step that turns the released mean into the next model; a robust choice is added as it is."""
-    if isinstance(plan.server, FedAvg | FedAvgM | FedAdam | FedYogi | FedAdagrad):
-        return plan.server
-    return FedAvg()
-
-
 def _apply(job: Job, reference: BlobReference, release: Release, fetch: Fetch) -> Applied:
     try:
         if release.step > 0:
@@ -244,7 +237,7 @@ def _step(job: Job, mean: Path, step: int) -> str:
     before = step - 1
     try:
         server_step.apply(
-            strategy_of(job.plan),
+            mean_strategy(job.plan.server),
             model=job.model(before),
             mean=mean,
             state=None if before == 0 else job.state(before),

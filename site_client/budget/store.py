@@ -7,7 +7,7 @@ transaction first folds what others have appended since.
 
 import secrets
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,10 +16,10 @@ from sqlalchemy import Connection, Engine
 from federation.edge.clock import Clock, rfc3339
 from privacy.accounting import commands, ledger
 from privacy.accounting.convert import nano
-from privacy.accounting.entries import Entry, Head, Use, link
+from privacy.accounting.entries import Entry, Head, Use
 from privacy.accounting.events import Event
 from privacy.accounting.schedule import EvaluationSchedule, Schedule
-from privacy.accounting.state import Reservation, State, fold
+from privacy.accounting.state import Reservation, State
 from privacy.accounting.statement import (
     DataSetFigures,
     JobFigures,
@@ -31,6 +31,7 @@ from privacy.accounting.statement import (
     policy_figures,
 )
 from privacy.errors import LedgerBehind, LedgerForked, LedgerMisused, PrivacyError
+from site_client.budget.bundle import all_or_refusal
 from site_client.budget.database import look, open_ledger, transact
 from site_client.budget.migrations import upgrade
 from site_client.budget.rows import append, catch_up, find_lease, hash_at, load
@@ -262,7 +263,7 @@ class BudgetStore:
         try:
             if evaluations is not None:
                 asked.append(self._reserve_evaluation("preview", "0" * 64, data_set, evaluations))
-            return _all_or_refusal(state, asked, rfc3339(self._clock.now()), self._actor).refusal
+            return all_or_refusal(state, asked, rfc3339(self._clock.now()), self._actor).refusal
         except PrivacyError as problem:
             return problem
 
@@ -414,7 +415,7 @@ class BudgetStore:
 
         def work(connection: Connection) -> ledger.Step:
             start = catch_up(connection, self._state)
-            outcome = _all_or_refusal(start, asked, time, self._actor)
+            outcome = all_or_refusal(start, asked, time, self._actor)
             append(connection, start, outcome.state, outcome.entries)
             return outcome
 
@@ -438,24 +439,3 @@ def _reserve_training(job: str, digest: str, data_set: str, schedule: Schedule) 
         events={"local": schedule.event},
         steps=schedule.steps,
     )
-
-
-def _all_or_refusal(start: State, asked: Iterable[commands.Command], time: str, actor: str) -> ledger.Step:
-    state = start
-    written: tuple[Entry, ...] = ()
-    for command in asked:
-        outcome = ledger.step(state, command, time=time, actor=actor)
-        if outcome.refusal is not None:
-            return _only_refusal(start, outcome, time, actor)
-        state, written = outcome.state, (*written, *outcome.entries)
-    return ledger.Step(state, written)
-
-
-def _only_refusal(start: State, outcome: ledger.Step, time: str, actor: str) -> ledger.Step:
-    """Return the refusal's own entries, put after `start` in place of what the same call had done before."""
-    state = start
-    written: tuple[Entry, ...] = ()
-    for entry in outcome.entries:
-        moved = link(state.head, time=time, actor=actor, body=entry.body)
-        state, written = fold([moved], state), (*written, moved)
-    return ledger.Step(state, written, outcome.refusal)

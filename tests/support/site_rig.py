@@ -63,6 +63,7 @@ from federation.messages import (
 )
 from federation.models import layout
 from federation.plan import Plan
+from federation.plan_fields import mean_strategy
 from federation.tensors import state_digest, weighted_mean, write_tensors
 from site_client import enrolment
 from site_client.configuration import (
@@ -75,7 +76,6 @@ from site_client.configuration import (
 from site_client.data.data_map import plain_map
 from site_client.data.registration import DataOffice, Wish
 from site_client.data.registry import SplitRule
-from site_client.lineage import strategy_of
 from tests.support import site_data
 
 FEDERATION = "heart.example.org"
@@ -386,7 +386,7 @@ class PlayedJob:
         self.step += 1
         model, state = self.folder / f"model-{self.step}", self.folder / f"state-{self.step}"
         server_step.apply(
-            strategy_of(self.plan),
+            mean_strategy(self.plan.server),
             model=self.model,
             mean=mean,
             state=self.state,

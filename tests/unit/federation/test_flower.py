@@ -9,7 +9,7 @@ import textwrap
 import numpy as np
 import pytest
 
-from federation import flower
+from federation import flower, robust_means
 from federation.errors import InvalidInput, OutOfOrder, PeerMisbehaved
 from federation.messages import BlobReference, JobAction, JobControl, Phase, PhaseRequest
 from federation.plan_fields import (
@@ -188,7 +188,7 @@ def test_nothing_is_looked_up_when_the_apps_are_loaded_used_and_left(tmp_path):
     program = RECORDER + textwrap.dedent("""
         from pathlib import Path
         import numpy as np
-        from federation import flower
+        from federation import flower, robust_means
         from federation.plan_fields import FedMedian
         from federation.tensors import Manifest, write_tensors
         home = Path(sys.argv[1])
@@ -200,7 +200,8 @@ def test_nothing_is_looked_up_when_the_apps_are_loaded_used_and_left(tmp_path):
         for number in range(3):
             paths[f"s{number}"] = home / f"s{number}"
             write_tensors(paths[f"s{number}"], {"w": np.full(3, number, dtype="f4")})
-        flower.robust_mean(FedMedian(strategy="FedMedian"), paths, dict.fromkeys(paths, 1), manifest, home / "out")
+        median, weights = FedMedian(strategy="FedMedian"), dict.fromkeys(paths, 1)
+        robust_means.robust_mean(median, paths, weights, manifest, home / "out")
         from flwr.supercore import telemetry  # private: the switch that was read at import
         import time
         time.sleep(0.5)
@@ -405,7 +406,7 @@ def robust(folder, strategy, values, *, dtype="f4", weights=None):
         paths[site] = folder / site
         write_tensors(paths[site], {"w": np.full((2, 2), value, dtype=dtype), "b": np.full((), value, dtype=dtype)})
     manifest = Manifest.of_arrays({"w": np.zeros((2, 2), dtype=dtype), "b": np.zeros((), dtype=dtype)})
-    flower.robust_mean(strategy, paths, weights or dict.fromkeys(values, 1), manifest, folder / "out")
+    robust_means.robust_mean(strategy, paths, weights or dict.fromkeys(values, 1), manifest, folder / "out")
     with TensorFile(folder / "out") as out:
         assert out.manifest == manifest
         result = out.arrays()
@@ -469,16 +470,12 @@ def test_a_robust_mean_that_is_not_finite_is_not_written(tmp_path):
     paths = dict.fromkeys(("a", "b", "c"), tmp_path / "s")
     manifest = Manifest.of_arrays({"w": np.zeros(2, dtype="f4")})
     with pytest.raises(UpdateRefused, match="no longer fits"):
-        flower.robust_mean(FedMedian(strategy="FedMedian"), paths, dict.fromkeys(paths, 1), manifest, tmp_path / "out")
+        robust_means.robust_mean(
+            FedMedian(strategy="FedMedian"), paths, dict.fromkeys(paths, 1), manifest, tmp_path / "out"
+        )
     manifest = Manifest.of_arrays({"w": np.zeros(2)})
     with pytest.raises(NotFinite):
-        flower.robust_mean(
+        robust_means.robust_mean(
             FedTrimmedAvg(strategy="FedTrimmedAvg"), paths, dict.fromkeys(paths, 1), manifest, tmp_path / "out"
         )
     assert not (tmp_path / "out").exists()
-
-
-def test_a_robust_mean_goes_into_the_model_as_a_plain_mean_does():
-    assert flower.mean_strategy(Krum(strategy="Krum")) == FedAvg()
-    adam = FedAdam(strategy="FedAdam")
-    assert flower.mean_strategy(adam) is adam

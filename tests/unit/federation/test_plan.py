@@ -8,6 +8,7 @@ from federation import plan as plans
 from federation.errors import NotAuthenticated
 from federation.identity import IdentityKey
 from federation.plan_checks import STRATEGIES, least_quorum
+from federation.plan_fields import FedAdam, FedAvg, Krum, mean_strategy
 from tests.support.plans import DIGEST, REMOVE, a_plan, document, problems_of
 
 EXAMPLE = """
@@ -354,3 +355,9 @@ def test_the_schema_accepts_the_example_and_refuses_an_unknown_key():
 def test_every_strategy_has_a_plan_with_bytes_of_its_own(strategy):
     plan = a_plan(server={"strategy": strategy})
     assert plans.decode(plans.canonical_bytes(plan)).server.strategy == strategy
+
+
+def test_a_robust_mean_goes_into_the_model_as_a_plain_mean_does():
+    assert mean_strategy(Krum(strategy="Krum")) == FedAvg()
+    adam = FedAdam(strategy="FedAdam")
+    assert mean_strategy(adam) is adam

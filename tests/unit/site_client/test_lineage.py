@@ -14,6 +14,7 @@ from federation.link.blobs import BlobStore
 from federation.messages import BlobReference, JobId, Release, encode_body
 from federation.models import layout
 from federation.plan import Plan
+from federation.plan_fields import mean_strategy
 from federation.tensors import TensorFile, state_digest, write_tensors
 from site_client import lineage
 from site_client.lineage import Followed, LineageRefused, follow
@@ -79,7 +80,7 @@ class Coordinator:
         mean = self.mean(step)
         model, state = self.folder / f"model-{step}", self.folder / f"state-{step}"
         server_step.apply(
-            lineage.strategy_of(self.plan),
+            mean_strategy(self.plan.server),
             model=self.model,
             mean=mean,
             state=self.state,
