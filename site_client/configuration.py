@@ -33,6 +33,11 @@ class Training(Settings):
         int | None, Field(ge=0, le=64, description="accelerators lent to jobs; default all that torch names")
     ] = None
     lease_steps: Annotated[int, Field(ge=1, le=10_000, description="steps charged at a time")] = 10
+    rest_first_s: Annotated[
+        float,
+        Field(ge=0, le=3600, description="seconds before a trainer that died has a successor; it doubles"),
+    ] = 2.0
+    rest_bound_s: Annotated[float, Field(ge=0, le=3600, description="longest such rest, seconds")] = 60.0
     start_timeout_s: Annotated[int, Field(ge=1, le=3600, description="seconds for a trainer to load its libraries")] = (
         180
     )

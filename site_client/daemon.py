@@ -34,6 +34,7 @@ from site_client.events import (
     Lost,
     MessageRefused,
     Renewed,
+    Rested,
     Signalled,
     StartOverdue,
     Tick,
@@ -160,6 +161,8 @@ class Daemon:
                 self._book.deadline(event.job, event.work)
             case KillUnless():
                 self._floor.on_kill_unless(event)
+            case Rested():
+                self._floor.begin_waiting()
             case StartOverdue():
                 self._floor.on_start_overdue(event)
             case Tick():

@@ -67,6 +67,11 @@ class KillUnless:
 
 
 @dataclass(frozen=True, slots=True)
+class Rested:
+    """A job whose trainer died has rested."""
+
+
+@dataclass(frozen=True, slots=True)
 class StartOverdue:
     """A trainer had time enough to load its libraries."""
 
@@ -107,6 +112,7 @@ Event = (
     | MessageRefused
     | Deadline
     | KillUnless
+    | Rested
     | StartOverdue
     | Tick
     | GraceOver

@@ -1,7 +1,8 @@
 """Where phases run: as many side by side as the site lends, each with its job's trainer and its background work.
 
-A phase that finds no free place waits for one, within its own deadline. Trainers are started before the first phase
-asks, when a job is accepted and a place is free. What a phase asks of the daemon (`phases.Tools`) is here.
+A phase that finds no free place, or whose job rests after its trainer died, waits within its own deadline. Trainers are
+started before the first phase asks, when a job is accepted and a place is free. What a phase asks of the daemon
+(`phases.Tools`) is here.
 """
 
 import secrets
@@ -17,11 +18,12 @@ from federation.edge.logs import Log
 from federation.errors import ConfideError, InvalidInput, OutOfOrder
 from federation.link.client import LinkClient
 from federation.messages import BlobReference, JobId, PhaseReply, PhaseRequest
-from site_client.events import Deadline, KillUnless, StartOverdue
+from site_client.events import Deadline, KillUnless, Rested, StartOverdue
 from site_client.jobs import JobFacts, facts_of
 from site_client.mailbox import Mailbox
 from site_client.open_site import OpenSite
 from site_client.phases import Background, PhaseRun
+from site_client.rests import Rests
 from site_client.session import Work
 from site_client.stored import Applied
 from site_client.timers import Timers
@@ -69,6 +71,8 @@ class Floor:
         self._runs: dict[JobId, PhaseRun] = {}
         self._waiting: deque[tuple[JobId, Work]] = deque()
         self._trainers = Trainers(site, variables=variables, post=mailbox.post)
+        training = site.configuration.training
+        self._rests = Rests(first_s=training.rest_first_s, bound_s=training.rest_bound_s)
         self.ended: Ended | None = None
 
     # --- jobs -------------------------------------------------------------------------------------------------
@@ -102,7 +106,8 @@ class Floor:
         if run is not None:
             run.cut()
         self._facts.pop(job, None)
-        self._begin_waiting()
+        self._rests.forget(job)
+        self.begin_waiting()
 
     # --- phases -----------------------------------------------------------------------------------------------
 
@@ -127,11 +132,20 @@ class Floor:
         """Begin a phase, now or when a place is free."""
         self._timers.after(float(self._requests[job, work].deadline_s), Deadline(job, work))
         self._waiting.append((job, work))
-        self._begin_waiting()
+        rest_s = self._rests.left_s(job, self._site.clock.monotonic_s())
+        if rest_s > 0:
+            self._log.info("phase.rests", job=job, round=work.round, phase=work.phase.value)
+            self._timers.after(rest_s, Rested())
+        self.begin_waiting()
 
-    def _begin_waiting(self) -> None:
-        while self._waiting and len(self._runs) < self._site.configuration.training.jobs_at_once:
-            job, work = self._waiting.popleft()
+    def begin_waiting(self) -> None:
+        """Begin the phases that wait, in order, while there are places; a job that rests is passed."""
+        for job, work in list(self._waiting):
+            if len(self._runs) >= self._site.configuration.training.jobs_at_once:
+                return
+            if self._rests.left_s(job, self._site.clock.monotonic_s()) > 0:
+                continue
+            self._waiting.remove((job, work))
             request = self._requests.pop((job, work), None)
             if request is not None:
                 self._begin(job, work, request)
@@ -204,6 +218,8 @@ class Floor:
         self._trainers.gone(gone.job)
         self._log.warning("trainer.gone", job=gone.job, reason=_how(gone))
         run = self._runs.get(gone.job)
+        if run is None or not run.is_stopping:
+            self._rests.died(gone.job, self._site.clock.monotonic_s())
         if run is not None and run.trainer is trainer.process:
             run.on_gone(gone.status)
 
@@ -284,9 +300,11 @@ class Floor:
         if self._runs.get(job) is run:
             del self._runs[job]
         code = None if reply.reason is None else reply.reason.code
+        if code is None:
+            self._rests.forget(job)
         self._tell_ended(job, work, reply, code or "", applied)
         self._log.info("phase.ended", job=job, round=work.round, phase=work.phase.value, code=code)
-        self._begin_waiting()
+        self.begin_waiting()
 
     def _tell_ended(self, job: JobId, work: Work, reply: PhaseReply | None, code: str, applied: Applied | None) -> None:
         if self.ended is not None:

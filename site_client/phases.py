@@ -317,6 +317,11 @@ class PhaseRun:
         self._close_data(abandoned=True)
         self._fail(self._stop_code or KILLED)
 
+    @property
+    def is_stopping(self) -> bool:
+        """Return whether the phase was told to end, so that its trainer's end says nothing of the trainer."""
+        return self._stop_code is not None
+
     def stop(self, code: str) -> None:
         """End the phase as failed with `code`: at its next step, or before it begins; what is being sent is sent."""
         if self._stop_code is None:

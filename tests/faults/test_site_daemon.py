@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -297,6 +297,27 @@ def test_a_trainer_killed_in_a_round_fails_the_phase_at_once_and_the_next_round_
     late = job.reply()
     assert late.reason is None or late.reason.code == "CFD-R55"
     assert charged_steps(rig, job.job) >= charged
+
+
+def test_a_job_rests_after_its_trainer_died_and_longer_after_the_next(rig: SiteRig) -> None:
+    rig.configure(rest_first_s=1.0, rest_bound_s=2.0)
+    rig.start(light=False)
+    job = PlayedJob(rig.coordinator, site_data.plan(**{"local_steps: 4": "local_steps: 400"}))
+    job.accepted()
+    for attempt, rest_s in enumerate((0.0, 1.0, 2.0)):
+        began = time.monotonic()
+        job.ask(0, attempt, deadline_s=120)
+        (trainer,) = until_found(lambda: children_of(rig))
+        assert time.monotonic() - began >= rest_s - 0.5  # counted from the death, which came a moment earlier
+        os.kill(trainer, signal.SIGKILL)
+        failed = job.reply()
+        assert (failed.outcome, failed.reason and failed.reason.code) == (Outcome.FAILED, "CFD-R50")
+    assert rig.tail().count("phase.rests") == 2
+
+
+def until_found(look: Callable[[], list[int]]) -> list[int]:
+    until(look, what="a process")
+    return look()
 
 
 def children_of(rig: SiteRig) -> list[int]:

@@ -282,7 +282,7 @@ class PlayedCoordinator:
     # --- what a test says and hears ---------------------------------------------------------------------------
 
     def next(self, kind: type[B], *, within_s: float = 90.0) -> B:
-        """Return the next message of the site, which must be of `kind`; one of another kind may only be a repetition."""
+        """Return the next message of the site, which must be of `kind`; of another kind may only be a repetition."""
         while True:
             found = self.messages.get(timeout=within_s)
             told = found.model_dump_json(exclude={"message_id"})
@@ -459,7 +459,7 @@ class SiteRig:
 
     def configure(self, *, grace_s: float = 0.3, **training: Any) -> None:
         address = CoordinatorAddress(address=f"127.0.0.1:{self.coordinator.port}")
-        settings = {"lease_steps": 2, "threads": 1, **training}
+        settings = {"lease_steps": 2, "threads": 1, "rest_first_s": 0.05, **training}
         configuration = SiteConfiguration(
             site=SITE,
             coordinator=address,
