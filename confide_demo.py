@@ -213,7 +213,7 @@ def build_federation(stage: Stage, source: Path) -> None:
     )  # fmt: skip
     say(said.strip())
     stage.confide("coordinator", "user", "add", "alice", "--role", "coordinator", "--home", home)
-    stage.start("coordinator", "coordinator", "serve", "--home", home, ready="ready: link")
+    stage.start("coordinator", "coordinator", "serve", "--home", home, ready="service.ready")
     for site, (operator, units) in HOSPITALS.items():
         token = stage.folder / f"{site}.token"
         stage.confide("coordinator", "invite", site, "--operator", operator, "--out", str(token), "--home", home)
@@ -241,7 +241,7 @@ def build_federation(stage: Stage, source: Path) -> None:
             "--epsilon", BUDGET[0], "--delta", BUDGET[1],
         )  # fmt: skip
     for site in HOSPITALS:
-        stage.start(site, "site", "run", "--home", str(stage.home(site)), ready="site.ready")
+        stage.start(site, "site", "run", "--home", str(stage.home(site)), ready="service.ready")
 
 
 def run_job(stage: Stage) -> str:

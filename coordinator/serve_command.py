@@ -2,8 +2,8 @@
 
 The first SIGTERM or Ctrl-C stops at a safe point and says so, the second at once; what is on disk is consistent either
 way, and the next `serve` goes on with every job at the round it was in. A port or a home that another process uses is
-refused at once, naming it. Ready means: the link and the API answer. It is said on standard error, to systemd, and in
-the file that `--ready-file` names.
+refused at once, naming it. Ready means: the link and the API answer. It is said on standard error (`service.ready`), to
+systemd, and in the file that `--ready-file` names.
 """
 
 import argparse
@@ -20,11 +20,13 @@ from types import FrameType
 from typing import Any, Final
 
 from coordinator import membership_home
+from coordinator.configuration import CoordinatorConfiguration
 from coordinator.ports import refuse_taken, split_address
 from federation.edge.clock import SystemClock, rfc3339
 from federation.edge.configuration import effective, environment, resolve_home
 from federation.edge.files import read_secret, write_whole
 from federation.edge.homes import CoordinatorHome
+from federation.edge.logs import Log, catch_the_rest, open_log
 from federation.edge.tables import FORMATS, print_record
 from federation.errors import ConfideError, ConfigurationWrong
 
@@ -56,8 +58,6 @@ class Stops:
         """Count a signal; the second one ends the process without waiting for anything."""
         self.count += 1
         if self.count == 1:
-            sys.stderr.write("stopping at a safe point; once more stops at once\n")
-            sys.stderr.flush()
             self.asked.set()
         else:
             # Everything that counts is on disk already; the kernel lets go of locks and ports.
@@ -85,7 +85,6 @@ def serve(arguments: list[str]) -> int:
 
 def _serve(home: CoordinatorHome, level: str, ready_file: Path | None, stops: Stops) -> int:
     from coordinator.service import open_service
-    from federation.edge.logs import catch_the_rest, open_log
 
     log = open_log(level=level)
     catch_the_rest(log)
@@ -97,17 +96,17 @@ def _serve(home: CoordinatorHome, level: str, ready_file: Path | None, stops: St
         link_port = service.start()
         api = _api(service, log)
         api_port = api.start()
-        _say_ready(ready_file, link_port, api_port)
+        _say_ready(log, service.configuration, ready_file, link_port, api_port)
         stops.asked.wait()
-        log.info("coordinator.stopping")
+        log.announce("service.stopping", "stopping at a safe point; once more stops at once")
     finally:
-        _notify("STOPPING=1")
+        _notify("STOPPING=1", log)
         if api is not None:
             api.stop()
         service.stop()
         if ready_file is not None:
             ready_file.unlink(missing_ok=True)
-    sys.stderr.write("stopped; unfinished jobs go on with the next `confide coordinator serve`\n")
+    log.announce("service.stopped", "stopped; unfinished jobs go on with the next `confide coordinator serve`")
     return 0
 
 
@@ -122,16 +121,24 @@ def _api(service: Any, log: Any) -> Any:
     return ApiServer(create_app(service, authenticate, log), host=host, port=port)
 
 
-def _say_ready(ready_file: Path | None, link_port: int, api_port: int) -> None:
+def _say_ready(
+    log: Log, configuration: CoordinatorConfiguration, ready_file: Path | None, link_port: int, api_port: int
+) -> None:
     if ready_file is not None:
         content = {"link": link_port, "api": api_port, "pid": os.getpid()}
         write_whole(ready_file, json.dumps(content).encode() + b"\n")
-    _notify("READY=1")
-    sys.stderr.write(f"ready: link on port {link_port}, API on port {api_port}\n")
-    sys.stderr.flush()
+    _notify("READY=1", log)
+    link, _ = split_address(configuration.link.listen)
+    api, _ = split_address(configuration.api_listen)
+    log.announce(
+        "service.ready",
+        f"ready: link on {link}:{link_port}, API on http://{api}:{api_port}",
+        address=f"{link}:{link_port}",
+        api=f"{api}:{api_port}",
+    )
 
 
-def _notify(state: str) -> None:
+def _notify(state: str, log: Log) -> None:
     """Tell systemd, where it started us (sd_notify(3): a datagram to the socket that NOTIFY_SOCKET names)."""
     name = environment().get("NOTIFY_SOCKET", "")
     if not name:
@@ -141,7 +148,7 @@ def _notify(state: str) -> None:
         try:
             sender.sendto(state.encode(), address)
         except OSError as problem:
-            sys.stderr.write(f"systemd was not told {state}: {problem.strerror}\n")
+            log.warning("systemd.not_told", phase=state, reason=problem.strerror)
 
 
 @contextmanager

@@ -115,7 +115,10 @@ class Daemon:
             self._timers.after(TICK_S, Tick())
             self._link.start()
             self._notify("READY=1")
-            self._log.info("site.ready", site=self._site.site)
+            address = self._site.configuration.coordinator.address
+            self._log.announce(
+                "service.ready", f"ready: site {self._site.site} dials {address}", site=self._site.site, address=address
+            )
             while not self._is_over():
                 self._once()
         finally:
@@ -222,7 +225,7 @@ class Daemon:
             except (ConfideError, AuditError) as problem:
                 self._log.error("policy.not_reloaded", code=problem.code)
         elif self._book.begins_nothing:
-            self._log.warning("site.stopping", reason="at once")
+            self._log.announce("service.stopping", "stopping at once", site=self._site.site, reason="at once")
             self._over = True
         else:
             self._stop(self._site.configuration.stopping.grace_s)
@@ -230,7 +233,8 @@ class Daemon:
     def _stop(self, grace_s: float | None) -> None:
         self._book.begins_nothing = True
         self._notify("STOPPING=1")
-        self._log.info("site.stopping", reason="now" if self._floor.is_idle else "after the phases under way")
+        when = "now" if self._floor.is_idle else "after the phases under way"
+        self._log.announce("service.stopping", f"stopping {when}", site=self._site.site, reason=when)
         if grace_s is not None:
             self._timers.after(grace_s, GraceOver())
 

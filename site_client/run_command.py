@@ -10,8 +10,8 @@ HELP: Final = """confide site run: work for the federation until told to stop
   confide site run [--home DIR] [--log-level debug|info|warning|error]
 
 Dials the coordinator and answers what it asks, by this site's own policy, budget and people; nothing dials in.
-Says `site.ready` on standard error (and to systemd) once it is. SIGTERM or Ctrl-C: begins no phase, gives those under
-way a few seconds (stopping.grace_s), then ends; again: ends at once. SIGHUP: reads policy and certificate again.
+Says `service.ready` on standard error (and to systemd) once it is. SIGTERM or Ctrl-C: begins no phase, gives those
+under way a few seconds (stopping.grace_s), then ends; again: ends at once. SIGHUP: reads policy and certificate again.
 Exit status 0 after a signal, 78 where the home must not be worked with.
 
 Example:
@@ -59,5 +59,5 @@ def run(arguments: list[str]) -> int:
             daemon.run()
         finally:
             control.close()
-        log.info("site.stopped", site=site.site)
+        log.announce("service.stopped", "stopped", site=site.site)
     return 0

@@ -36,10 +36,18 @@ def new_reference() -> str:
 
 
 class Log:
-    """A place to say what happens; made by `open_log`."""
+    """A place to say what happens; made by `open_log`.
 
-    def __init__(self, logger: Any) -> None:
+    Args:
+        logger: Writes events of at least the process's level.
+        always: Writes events of every level.
+        terminal: Where a person reads along, if one does.
+    """
+
+    def __init__(self, logger: Any, always: Any, terminal: TextIO | None) -> None:
         self._logger = logger
+        self._always = always
+        self.terminal: Final = terminal
 
     def debug(self, event: str, **fields: Any) -> None:
         """Log something that only a developer wants to know; the fields are those of `info`."""
@@ -72,7 +80,21 @@ class Log:
             reason: A word from a fixed list, such as ``deadline``; never a sentence.
         """
         given = locals()
-        self._say("info", event, {key: given[key] for key in _FIELDS})
+        self._say("info", event, {key: given.get(key) for key in _FIELDS})
+
+    def announce(self, event: str, sentence: str, **fields: Any) -> None:
+        """Say that the process is ready, stops or has stopped, whatever the level: what starts processes waits for it.
+
+        Args:
+            event: A static name, as that of `info`.
+            sentence: What a person on a terminal reads in its place.
+            fields: Those of `info`, and `address`: where the process listens, or whom it dials; `api`.
+        """
+        if self.terminal is not None:
+            self.terminal.write(sentence + "\n")
+            self.terminal.flush()
+        else:
+            self._say("info", event, fields, logger=self._always)
 
     def warning(self, event: str, **fields: Any) -> None:
         """Log something that somebody should look at soon; the fields are those of `info`."""
@@ -91,16 +113,16 @@ class Log:
         self._say("error", event, {**fields, "ref": reference}, trace=_places(problem))
         return str(reference)
 
-    def _say(self, level: str, event: str, fields: dict[str, Any], **more: Any) -> None:
+    def _say(self, level: str, event: str, fields: dict[str, Any], *, logger: Any = None, **more: Any) -> None:
         if not _EVENT.fullmatch(event):
             raise ValueError("the name of an event is lower case words joined by '.' or '_'")
         if not _FIELDS.issuperset(fields):
             raise TypeError(f"fields that no log line has: {sorted(set(fields) - _FIELDS)}")
         given = {key: _short(value) for key, value in fields.items() if value is not None}
-        getattr(self._logger, level)(event, **given, **more)
+        getattr(logger or self._logger, level)(event, **given, **more)
 
 
-_FIELDS: Final = frozenset({"job", "round", "site", "ref", "code", "phase", "party", "reason"})
+_FIELDS: Final = frozenset({"job", "round", "site", "ref", "code", "phase", "party", "reason", "address", "api"})
 
 
 def _short(value: Any) -> Any:
@@ -178,8 +200,9 @@ def open_log(
     """
     stream = to or sys.stderr
     as_json = not stream.isatty() if lines is None else lines
+    processors: list[Any] = [_known_fields, _Stamp(clock or SystemClock()), _as_json if as_json else _as_line]
     structlog.configure(
-        processors=[_known_fields, _Stamp(clock or SystemClock()), _as_json if as_json else _as_line],
+        processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(_LEVEL_NUMBER[level]),
         logger_factory=structlog.WriteLoggerFactory(stream),
         cache_logger_on_first_use=False,
@@ -191,14 +214,18 @@ def open_log(
     root.addHandler(_FromLibraries(logger))
     root.setLevel(logging.WARNING)
     logging.captureWarnings(capture=True)
-    return Log(logger)
+    always = structlog.wrap_logger(
+        structlog.WriteLogger(stream), processors, wrapper_class=structlog.make_filtering_bound_logger("debug")
+    )
+    return Log(logger, always, None if as_json else stream)
 
 
 def catch_the_rest(log: Log) -> None:
-    """Make an exception that nobody caught end in the log, by its places only, and as one line for the person."""
+    """Make an exception that nobody caught end in the log, by its places only, and on a terminal as one line too."""
 
     def last(kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:
         reference = log.internal("process.crashed", problem)
-        sys.stderr.write(f"error CFD-G01: internal error, reference {reference}\n")
+        if log.terminal is not None:
+            log.terminal.write(f"error CFD-G01: internal error, reference {reference}\n")
 
     sys.excepthook = last

@@ -141,7 +141,7 @@ def test_a_coordinator_serves_without_torch(wheel: Path, made: Callable[..., Cle
         )
     try:
         deadline = time.monotonic() + 60
-        while b"ready: link" not in log.read_bytes():
+        while b"service.ready" not in log.read_bytes():
             assert serving.poll() is None, log.read_text(encoding="utf-8")
             assert time.monotonic() < deadline, log.read_text(encoding="utf-8")
             time.sleep(0.1)

@@ -84,8 +84,12 @@ def test_a_signal_stops_at_a_safe_point_and_lets_go_of_everything(served: Served
     assert ready["pid"] == served.process.pid
     status, talk = served.end(number)
     assert status == 0, talk
-    assert "stopping at a safe point" in talk
-    assert "ready: link on port" in talk
+    lines = [json.loads(line) for line in talk.splitlines()]
+    said = [line for line in lines if line["event"].startswith("service.")]
+    assert [line["event"] for line in said] == ["service.ready", "service.stopping", "service.stopped"]
+    assert said[0]["address"] == f"0.0.0.0:{ready['link']}"
+    assert said[0]["api"] == f"127.0.0.1:{ready['api']}"
+    assert {"ts", "level"} <= set(said[0])
     assert not served.ready_file.exists()
     again = Served(home)
     again.wait_until_ready()

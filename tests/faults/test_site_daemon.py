@@ -246,7 +246,7 @@ def test_sigterm_lets_the_phase_end_and_exits_with_0(tmp_path: Path) -> None:
         job.accepted()
         job.ask(0)
         assert rig.stop() == 0
-        assert "site.stopped" in rig.tail()
+        assert "service.stopped" in rig.tail()
         rig.start()
         assert job.reply().outcome in (Outcome.DONE, Outcome.FAILED)
     finally:
@@ -264,7 +264,7 @@ def test_a_second_signal_ends_at_once_and_what_was_charged_is_recorded(tmp_path:
         until(lambda: charged_steps(rig, job.job) > 0, what="training began")
         assert rig.process is not None
         rig.process.send_signal(signal.SIGTERM)
-        until(lambda: "site.stopping" in rig.tail(), what="the first signal is said")
+        until(lambda: "service.stopping" in rig.tail(), what="the first signal is said")
         assert rig.stop(within_s=30) == 0  # half the grace, and the phase has longer
         assert ("data.abandoned", "allowed") in rig.actions("data.abandoned")
         assert rig.actions("budget.spent")

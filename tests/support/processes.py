@@ -166,11 +166,11 @@ class Federation:
 
     def serve(self, **changes: str) -> None:
         """Start the coordinator."""
-        self.start("coordinator", "coordinator", "serve", ready="ready: link", **changes)
+        self.start("coordinator", "coordinator", "serve", ready="service.ready", **changes)
 
     def run_site(self, site: str, **changes: str) -> None:
         """Start a site."""
-        self.start(site, "site", "run", ready="site.ready", **changes)
+        self.start(site, "site", "run", ready="service.ready", **changes)
 
     def start(self, party: str, *arguments: str, ready: str, **changes: str) -> None:
         """Start a daemon and wait for its ready line."""

@@ -100,6 +100,19 @@ def test_a_logger_asked_for_by_name_speaks_through_the_same_log() -> None:
     assert "secret" not in line
 
 
+def test_what_starts_processes_is_told_whatever_the_level_and_a_person_reads_a_sentence() -> None:
+    quiet, terminal = io.StringIO(), io.StringIO()
+    ready = {"event": "service.ready", "sentence": "ready: link on 0.0.0.0:9443", "address": "0.0.0.0:9443"}
+    log = open_log(to=quiet, clock=FixedClock(), level="error")
+    log.announce(**ready)
+    log.info("site.connected", site="st-anna")
+    assert [json.loads(line) for line in quiet.getvalue().splitlines()] == [
+        {"ts": "2026-03-01T12:00:05Z", "level": "info", "event": "service.ready", "address": "0.0.0.0:9443"}
+    ]
+    open_log(to=terminal, clock=FixedClock(), level="error", lines=False).announce(**ready)
+    assert terminal.getvalue() == "ready: link on 0.0.0.0:9443\n"
+
+
 def test_a_terminal_gets_plain_lines() -> None:
     stream = io.StringIO()
     open_log(to=stream, clock=FixedClock(), lines=False).info("site.connected", site="st-anna")
