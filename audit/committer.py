@@ -1,8 +1,9 @@
 """The one thread that commits: what queued up while the disk was busy becomes the next batch.
 
-A batch is assigned, signed and hashed on a copy of the state, written, synced, and only then adopted and acknowledged;
-a failed batch leaves everything as it was. After a failed sync nobody knows what the disk holds, so nothing is appended
-any more. A checkpoint is durable before anybody sees it.
+A batch is assigned, signed and hashed on a copy of the state, written in one transaction, and only then adopted and
+acknowledged; a failed batch leaves everything as it was. After an I/O error nobody knows what the disk holds, so
+nothing is appended any more; a server that is lost in a COMMIT is asked what became of it. A checkpoint is durable
+before anybody sees it. Projections follow when nothing waits, or when they are far behind.
 
 Not here: which drafts a log takes, and what it records of itself (`log`).
 """
@@ -10,27 +11,32 @@ Not here: which drafts a log takes, and what it records of itself (`log`).
 import contextlib
 import queue
 import threading
-from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final
 
-from audit import canonical, durable, entry, events, merkle, note, storage
+from audit import canonical, durable, entry, events, merkle, note
 from audit import checkpoint as checkpoints
 from audit.canonical import Event
 from audit.clock import Clock, microseconds
 from audit.errors import AppendFailed, AuditError, EntryRefused, IdConflict
-from audit.history import History
+from audit.history import TRAIL_ACTIONS, History
 from audit.names import COORDINATOR, Origin
 from audit.opening import Opened
 from audit.places import Places
+from audit.projector import BEHIND, Projector
 from audit.receipt import Receipt, issue
 from audit.settings import LogSettings
+from audit.storage import Batch, OutcomeUnknown, Store
+from audit.stored import Head, WriterRow
+from audit.tiles import Edge, Growth
 
 MAX_BATCH_ENTRIES: Final = 512
 MAX_BATCH_BYTES: Final = 4 << 20
 CLOCK_JUMP_US: Final = 2_000_000
+IDLE_S: Final = 0.1
+"""Seconds without a draft after which the projections follow."""
 
 
 @dataclass(slots=True)
@@ -45,18 +51,32 @@ class _Pending:
 
 @dataclass(slots=True)
 class _Request:
-    """Something else for the committer: a checkpoint now, and perhaps the end."""
+    """Something else for the committer: a checkpoint, and then perhaps the end."""
 
+    work: Callable[[], object]
     stop: bool = False
-    done: "Future[bytes]" = field(default_factory=Future)
+    done: "Future[object]" = field(default_factory=Future)
+
+
+@dataclass(slots=True)
+class _Written:
+    """What a batch makes of the log, before it is known to be on the disk."""
+
+    history: History
+    growth: Growth
+    running: bool
+    leaves: list[tuple[bytes, Event]]
+    clock: tuple[int, int]
+    batch: Batch
 
 
 class Committer:
-    """Appends to the file of an opened log; safe for threads. Its thread runs from the start until `end`.
+    """Appends to an opened log; safe for threads. Its thread runs from the start until `end`.
 
     Args:
         places: Where the log lies; the caller holds its lock.
         opened: What opening found.
+        store: The log's database, closed by `end`.
         boot: The id of this process.
         actor: Who records what the committer itself notices.
         clock: Wall and monotonic time.
@@ -70,6 +90,7 @@ class Committer:
         self,
         places: Places,
         opened: Opened,
+        store: Store,
         *,
         boot: str,
         actor: events.Actor,
@@ -80,7 +101,10 @@ class Committer:
         writer: note.Signer,
     ) -> None:
         self.history: History = opened.history
+        self._edge: Edge = opened.edge
+        self._running = opened.unclean
         self._places = places
+        self._store = store
         self._boot = boot
         self._actor = actor
         self._clock = clock
@@ -91,13 +115,12 @@ class Committer:
         self._origin: Final = opened.history.origin
         party = Origin.parse(self._origin).party
         self._site: Final[Event] = {} if party == COORDINATOR else {"site": party}
-        self._ids: dict[bytes, int] = opened.ids
-        self._offsets: array[int] = opened.offsets
         self._checkpoint_size = opened.checkpoint_size
         self._checkpoint_note = opened.checkpoint_note
         self._checkpoint_at_s = clock.monotonic_s()
         self._last_clock: tuple[int, int] | None = None
-        self._file = storage.EntryFile(places.entries, size_bytes=opened.offsets[-1])
+        self._unsettled: _Written | None = None
+        self._projector = Projector(store, self._origin, timeout_s=settings.append_timeout_s)
         self._queue: queue.Queue[_Pending | _Request] = queue.Queue(settings.queue_entries)
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="audit-committer", daemon=True)
@@ -108,11 +131,7 @@ class Committer:
     @property
     def broken(self) -> str:
         """Return why nothing more can be appended, or nothing."""
-        return self._file.broken
-
-    def cut(self) -> None:
-        """Remove what lies behind the last whole entry; before anything is appended."""
-        self._file.cut()
+        return self._store.broken
 
     def submit(self, body: Event) -> "Future[Receipt]":
         """Queue a draft's body and return a future of its receipt, done once the entry is on the disk or never will be.
@@ -135,30 +154,71 @@ class Committer:
         Raises:
             AppendFailed: The log is closed, or the checkpoint couldn't be stored.
         """
-        request = _Request()
-        self._put(request)
-        return request.done.result()
+        signed = self._ask(self._sign_checkpoint)
+        return signed if isinstance(signed, bytes) else b""
 
-    def end(self) -> None:
-        """Commit what waits, sign the last checkpoint, and close the file; nothing is taken from now on.
+    def keep_cosigned(self, size: int, cosigned: bytes, *, quorum: bool) -> None:
+        """Keep a checkpoint of this log with the cosignatures that it has; durable on return.
 
         Raises:
-            AppendFailed: The checkpoint couldn't be stored; the file is closed all the same.
+            AppendFailed: The log is closed, or it couldn't be stored.
+        """
+        self._ask(lambda: self._store.keep_checkpoint(size, cosigned, quorum=quorum))
+
+    def left_open(self) -> dict[int, Event]:
+        """Return the openings of data that have no end, by index.
+
+        Raises:
+            AuditError: The log is closed, or can't be read.
+        """
+        found: dict[int, Event] = {}
+        self._ask(lambda: found.update(self._projector.left_open(self.history.size)))
+        return found
+
+    def are_committed(self, values: Iterable[str]) -> set[str]:
+        """Return those commitments that an entry of the log names.
+
+        Raises:
+            AuditError: The log is closed, or can't be read.
+        """
+        wanted, found = list(values), set[str]()
+        self._ask(lambda: found.update(self._projector.are_committed(wanted, self.history.size)))
+        return found
+
+    def rebuild(self) -> int:
+        """Make the projections anew from all entries, and return how many those are.
+
+        Raises:
+            AuditError: The log is closed, or the disk is full.
+        """
+        self._ask(lambda: self._projector.rebuild(self.history.size))
+        return self.history.size
+
+    def end(self) -> None:
+        """Commit what waits, sign the last checkpoint, and close the database; nothing is taken from now on.
+
+        Raises:
+            AppendFailed: The checkpoint couldn't be stored; the database is closed all the same.
         """
         self._ended = True
-        request = _Request(stop=True)
+        request = _Request(self._finish, stop=True)
         self._queue.put(request)
         try:
             request.done.result()
         finally:
             self._thread.join()
-            self._file.close()
+            self._store.close()
+
+    def _ask(self, work: Callable[[], object]) -> object:
+        request = _Request(work)
+        self._put(request)
+        return request.done.result()
 
     def _put(self, item: _Pending | _Request) -> None:
         if self._ended:
             raise AppendFailed("the log is closed")
-        if self._file.broken:
-            raise AppendFailed(f"the log takes nothing more in this process: {self._file.broken}")
+        if self._store.broken:
+            raise AppendFailed(f"the log takes nothing more in this process: {self._store.broken}")
         try:
             self._queue.put(item, timeout=self._settings.append_timeout_s)
         except queue.Full:
@@ -177,16 +237,15 @@ class Committer:
                 self._answer(request)
                 if request.stop:
                     return
-            elif self._checkpoint_is_due():
-                with contextlib.suppress(OSError):  # tried again with the next batch, and at the end for certain
-                    self._sign_checkpoint()
+            self._follow(idle=not batch and request is None)
 
     def _next_batch(self) -> tuple[list[_Pending], _Request | None]:
         """Return what waits, up to the limits of a batch and up to the first request."""
         batch: list[_Pending] = []
         size_bytes = 0
         try:
-            item = self._queue.get(timeout=self._settings.checkpoint_every_s)
+            behind = self._projector.behind(self.history.size)
+            item = self._queue.get(timeout=IDLE_S if behind else self._settings.checkpoint_every_s)
             while isinstance(item, _Pending):
                 batch.append(item)
                 size_bytes += item.size_bytes
@@ -199,9 +258,27 @@ class Committer:
 
     def _answer(self, request: _Request) -> None:
         try:
-            request.done.set_result(self._sign_checkpoint())
+            request.done.set_result(request.work())
+        except AuditError as error:
+            request.done.set_exception(error)
+        except OutcomeUnknown:
+            request.done.set_exception(AppendFailed("the connection to the log's database broke"))
         except OSError as error:
             request.done.set_exception(AppendFailed(f"storing the checkpoint failed: {error.strerror}"))
+        except BaseException:
+            request.done.set_exception(AppendFailed("the committer met an error that it doesn't know"))
+            raise
+
+    def _follow(self, *, idle: bool) -> None:
+        """Do what may wait: a checkpoint that is due, projections, SQLite's own housekeeping; tried again later."""
+        with contextlib.suppress(OSError, AuditError, OutcomeUnknown):
+            if self._checkpoint_is_due():
+                self._sign_checkpoint()
+            if self._projector.behind(self.history.size) >= (1 if idle else BEHIND):
+                self._projector.follow(self.history.size)
+            self._store.move_pages()
+
+    # --- checkpoints ------------------------------------------------------------------------------------------
 
     def _checkpoint_is_due(self) -> bool:
         news = self.history.size - self._checkpoint_size
@@ -212,86 +289,162 @@ class Committer:
 
     def _sign_checkpoint(self) -> bytes:
         """Return the newest checkpoint; it is durable before anybody sees it."""
-        history = self.history
+        edge = self._edge
         self._checkpoint_at_s = self._clock.monotonic_s()
-        if history.size > self._checkpoint_size:
-            signed = checkpoints.sign(self._origin, history.size, history.frontier.root(), self._log_signer)
+        if edge.size > self._checkpoint_size:
+            signed = checkpoints.sign(self._origin, edge.size, edge.root(), self._log_signer)
             durable.replace_file(self._places.checkpoint, signed)
-            self._checkpoint_size = history.size
+            self._checkpoint_size = edge.size
             self._checkpoint_note = signed
         return self._checkpoint_note
+
+    def _finish(self) -> None:
+        try:
+            self._sign_checkpoint()
+        finally:
+            with contextlib.suppress(AuditError, OutcomeUnknown):
+                self._projector.catch_up(self.history.size)
+
+    # --- batches ----------------------------------------------------------------------------------------------
 
     def _commit(self, batch: list[_Pending]) -> None:
         """Make `batch` durable and answer its callers; every future is done when this returns."""
         try:
+            self._settle(now=False)
             fresh = self._sort_out(batch)
-            receipts = self._write([pending.body for pending in fresh]) if fresh else []
+            if fresh:
+                self._write(fresh)
         except AuditError as error:
-            for pending in batch:
-                if not pending.done.done():
-                    pending.done.set_exception(error)
+            self._fail(batch, error)
+            return
+        except OutcomeUnknown:
+            self._fail(batch, AppendFailed("the connection to the log's database broke"))
             return
         except BaseException:
-            for pending in batch:
-                if not pending.done.done():
-                    pending.done.set_exception(AppendFailed("the committer met an error that it doesn't know"))
+            self._fail(batch, AppendFailed("the committer met an error that it doesn't know"))
             raise
-        for pending, receipt in zip(fresh, receipts, strict=True):
-            pending.done.set_result(receipt)
-        again = [pending for pending in batch if not pending.done.done()]
-        for pending in again:  # repeated inside this very batch
-            self._answer_known(pending)
+        for pending in batch:
+            if not pending.done.done():  # repeated inside this very batch
+                self._answer_known(pending)
+
+    def _fail(self, batch: list[_Pending], error: AuditError) -> None:
+        for pending in batch:
+            if not pending.done.done():
+                pending.done.set_exception(error)
 
     def _sort_out(self, batch: list[_Pending]) -> list[_Pending]:
         """Answer drafts that are in the log already, and return one of each id that isn't."""
         fresh: dict[str, _Pending] = {}
         for pending in batch:
-            if bytes.fromhex(pending.body["id"]) in self._ids:
-                self._answer_known(pending)
-            else:
-                fresh.setdefault(pending.body["id"], pending)
+            if pending.body["id"] not in fresh and not self._answer_known(pending):
+                fresh[pending.body["id"]] = pending
         return list(fresh.values())
 
-    def _answer_known(self, pending: _Pending) -> None:
-        index = self._ids[bytes.fromhex(pending.body["id"])]
-        start, end = self._offsets[index], self._offsets[index + 1]
-        leaf = storage.parse_line(self._file.read_line(start, end - start - 1)).leaf
+    def _answer_known(self, pending: _Pending) -> bool:
+        """Answer a draft whose id is in the log, and return whether it is."""
+        event_id = bytes.fromhex(pending.body["id"])
+        found = self._store.read(lambda log: log.find_id(event_id), timeout_s=self._settings.append_timeout_s)
+        if found is None:
+            return False
+        index, leaf = found
         event, _ = entry.read_frame(leaf, origin=self._origin)
         if entry.draft_digest(entry.draft_of(event)) == pending.digest:
             pending.done.set_result(issue(self._origin, index, leaf, event))
         else:
             pending.done.set_exception(IdConflict(f"id {pending.body['id']} names entry {index}, which says otherwise"))
+        return True
 
-    def _write(self, bodies: list[Event]) -> list[Receipt]:
-        """Return the receipts of `bodies` after their sync; on any error nothing has changed."""
+    def _write(self, fresh: list[_Pending]) -> None:
+        """Commit what can be of `fresh` and answer each; on any error nothing has changed."""
+        assigned, written = self._assign(fresh)
+        if not assigned:
+            return
+        try:
+            self._store.commit(written.batch)
+        except OutcomeUnknown:
+            self._unsettled = written
+            self._settle(now=True)
+        else:
+            self._adopt(written)
+        first = written.history.size - len(assigned)
+        for position, pending in enumerate(assigned):
+            leaf, event = written.leaves[position - len(assigned)]
+            pending.done.set_result(issue(self._origin, first + position, leaf, event))
+
+    def _assign(self, fresh: list[_Pending]) -> tuple[list[_Pending], _Written]:
+        """Return the drafts that become entries, and what they make of the log; a bad one is answered alone."""
         wall_us = microseconds(self._clock.now())
         mono_us = int(self._clock.monotonic_s() * 1_000_000)
-        jump = self._clock_jump(wall_us, mono_us)
-        history = self.history
-        leaves: list[bytes] = []
-        committed: list[Event] = []
-        for body in [*jump, *bodies]:
-            event = self._committed(body, history, wall_us, mono_us)
-            leaf = entry.write_leaf(self._origin, event, self._writer)
-            history = history.after(event, merkle.leaf_hash(leaf))
-            leaves.append(leaf)
-            committed.append(event)
+        history, running = self.history, self._running
+        leaves: list[tuple[bytes, Event]] = []
+        assigned: list[_Pending] = []
+        items: list[Event | _Pending] = [*self._clock_jump(wall_us, mono_us), *fresh]
+        for item in items:
+            body = item.body if isinstance(item, _Pending) else item
+            try:
+                event = self._committed(body, history, wall_us, mono_us)
+                leaf = entry.write_leaf(self._origin, event, self._writer)
+                history = history.after(event, merkle.leaf_hash(leaf))
+            except AuditError as error:
+                if isinstance(item, _Pending):
+                    item.done.set_exception(error)
+                continue
+            leaves.append((leaf, event))
+            running = {"log.booted": True, "log.closed": False}.get(event["action"], running)
+            if isinstance(item, _Pending):
+                assigned.append(item)
+        growth = self._edge.grow([merkle.leaf_hash(leaf) for leaf, _ in leaves])
+        batch = self._batch(history, growth, leaves, running=running)
+        return assigned, _Written(history, growth, running, leaves, (wall_us, mono_us), batch)
+
+    def _batch(self, history: History, growth: Growth, leaves: list[tuple[bytes, Event]], *, running: bool) -> Batch:
         first = self.history.size
-        lines, chain = storage.lines_for(first, self.history.chain, leaves)
-        if chain != history.chain:
-            raise AppendFailed("the chain of the batch doesn't agree with itself")
-        offset = self._file.append(b"".join(lines))
-        for position, line in enumerate(lines):
-            offset += len(line)
-            self._offsets.append(offset)
-            self._ids[bytes.fromhex(committed[position]["id"])] = first + position
-        self.history = history
-        self._last_clock = (wall_us, mono_us)
-        receipts = [
-            issue(self._origin, first + position, leaf, event)
-            for position, (leaf, event) in enumerate(zip(leaves, committed, strict=True))
+        entries = [
+            (first + position, leaf, merkle.leaf_hash(leaf), bytes.fromhex(event["id"]))
+            for position, (leaf, event) in enumerate(leaves)
         ]
-        return receipts[len(jump) :]
+        key, tail = self._writer.key, history.tail(self._writer.key.name)
+        last = entries[-1] if entries else (0, b"", b"", b"")
+        return Batch(
+            old_size=first,
+            head=Head(history.size, growth.edge.root(), history.t_us, running),
+            entries=entries,
+            tiles=[(tile.level, tile.n, tile.hashes) for tile in growth.tiles if tile.level or tile.full],
+            writers=[WriterRow(key.name, key.id, tail.next_seq, last[2], last[0])],
+            trail=[
+                (first + position, leaf)
+                for position, (leaf, event) in enumerate(leaves)
+                if event["action"] in TRAIL_ACTIONS
+            ],
+        )
+
+    def _adopt(self, written: _Written) -> None:
+        first = self.history.size
+        self.history = written.history
+        self._edge = written.growth.edge
+        self._running = written.running
+        self._last_clock = written.clock
+        self._projector.take([(first + position, event) for position, (_, event) in enumerate(written.leaves)])
+
+    def _settle(self, *, now: bool) -> None:
+        """Find out what became of a batch whose COMMIT broke off, and write it where it isn't in the log.
+
+        Args:
+            now: Its callers still wait. A batch that they have given up is only looked up.
+
+        Raises:
+            AppendFailed: The server can't be reached; the batch stays unsettled.
+        """
+        written = self._unsettled
+        if written is None:
+            return
+        committed = self._store.settle(written.batch, timeout_s=self._settings.append_timeout_s)
+        if not committed and now:
+            self._store.commit(written.batch)  # once more only: another break leaves it unsettled
+            committed = True
+        self._unsettled = None
+        if committed:
+            self._adopt(written)
 
     def _committed(self, body: Event, history: History, wall_us: int, mono_us: int) -> Event:
         tail = history.tail(self._writer.key.name)

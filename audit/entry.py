@@ -162,6 +162,19 @@ def read_frame(leaf: bytes, *, origin: str | None) -> tuple[Event, note.Note]:
     return event, signed
 
 
+def read_leaf(leaf: bytes, *, origin: str) -> tuple[Entry, note.Note]:
+    """Return the entry in `leaf` and its note, with everything checked but the signature.
+
+    Enough where the leaf was found in a tree whose root was signed.
+
+    Raises:
+        EntryRefused: With the code of the first check that failed.
+    """
+    event, signed = read_frame(leaf, origin=origin)
+    _check_common(event)
+    return Entry(leaf, event, _is_interpreted(event)), signed
+
+
 def open_leaf(leaf: bytes, *, origin: str, writer_key: WriterKey) -> Entry:
     """Return the entry in `leaf`, with everything checked that a single entry can show.
 
@@ -171,14 +184,12 @@ def open_leaf(leaf: bytes, *, origin: str, writer_key: WriterKey) -> Entry:
     Raises:
         EntryRefused: With the code of the first check that failed.
     """
-    event, signed = read_frame(leaf, origin=origin)
-    _check_common(event)
-    interpreted = _is_interpreted(event)
+    entry, signed = read_leaf(leaf, origin=origin)
     line = signed.signatures[0]
     key = writer_key(line.name, line.key_id)
     if not key.check(signed.text.encode(), line.signature):
         raise EntryRefused(f"the signature of {line.name} is wrong", code="CFD-A10")
-    return Entry(leaf, event, interpreted)
+    return entry
 
 
 def committed_event(body: Event, **fields: Any) -> Event:

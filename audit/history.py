@@ -1,13 +1,13 @@
-"""What a log's entries so far add up to, and what is wrong with the next one; pure.
+"""What a log's entries so far say of the next one: keys, writers' chains, time; pure.
 
-The committer goes on from a `History`, opening and verification replay the store into one. It is a value: a failed
-commit leaves the old one whole.
+The committer goes on from a `History`, opening and verification come to one by reading. It is a value: a failed
+commit leaves the old one whole. The tree over the entries is `tiles.Edge`.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
-from audit import merkle, storage
 from audit.canonical import Event
 from audit.entry import Entry, hash_text, open_leaf, read_frame
 from audit.errors import EntryRefused
@@ -39,23 +39,19 @@ class WriterTail:
 
 
 FIRST: Final = WriterTail(0, "")
+TRAIL_ACTIONS: Final = frozenset({"log.opened", "key.added", "key.revoked", "audit.redacted", "audit.pruned"})
+"""Entries from which the others are judged; the store keeps a second copy of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The state after `frontier.size` entries."""
+    """The state after `size` entries."""
 
     origin: str
-    chain: bytes = storage.FIRST_CHAIN
-    frontier: merkle.Frontier = field(default_factory=merkle.Frontier)
+    size: int = 0
     keyring: Keyring = field(default_factory=Keyring)
     writers: dict[str, WriterTail] = field(default_factory=dict)
     t_us: int = 0
-
-    @property
-    def size(self) -> int:
-        """Return the number of entries."""
-        return self.frontier.size
 
     def tail(self, writer: str) -> WriterTail:
         """Return where `writer` goes on."""
@@ -71,21 +67,15 @@ class History:
         tail = WriterTail(event["seq"] + 1, hash_text(leaf_hash))
         return replace(
             self,
-            chain=storage.chain_hash(self.chain, leaf_hash),
-            frontier=self.frontier.add(leaf_hash),
+            size=self.size + 1,
             keyring=keyring,
             writers={**self.writers, event["writer"]: tail},
             t_us=max(self.t_us, event["t_us"]),
         )
 
-    def skip_to(self, size: int, chain: bytes) -> Self:
+    def skip_to(self, size: int) -> Self:
         """Return a history of `size` entries after some that couldn't be read, to name the flaws behind them."""
-        return replace(self, chain=chain, frontier=merkle.Frontier.unknown(size))
-
-    def _writer_key(self, name: str, key_id: bytes, opening: Event | None) -> VerifierKey:
-        # Entry 0 lists the keys it is itself signed by; that they are the owner's, only a pinned log key says.
-        keyring = self.keyring if opening is None else Keyring.opened(opening)
-        return keyring.writer(name, key_id, self.size)
+        return replace(self, size=size)
 
     def open_next(self, leaf: bytes) -> Entry:
         """Return the next entry, fully checked by itself.
@@ -98,9 +88,9 @@ class History:
             opening, _ = read_frame(leaf, origin=self.origin)
             if opening.get("action") != "log.opened":
                 raise EntryRefused("entry 0 is not a log.opened")
-        return open_leaf(
-            leaf, origin=self.origin, writer_key=lambda name, key_id: self._writer_key(name, key_id, opening)
-        )
+        # Entry 0 lists the keys it is itself signed by; that they are the owner's, only a pinned log key says.
+        keyring = self.keyring if opening is None else Keyring.opened(opening)
+        return open_at(self.size, leaf, origin=self.origin, keyring=keyring)
 
     def flaws_of(self, event: Event) -> list[Flaw]:
         """Return what is wrong with `event` as the next entry: its writer's chain, and time."""
@@ -116,6 +106,39 @@ class History:
         if event["t_us"] < self.t_us:
             flaws.append(Flaw("CFD-A13", where, "its time is before that of the entry before it"))
         return flaws
+
+
+def open_at(index: int, leaf: bytes, *, origin: str, keyring: Keyring) -> Entry:
+    """Return the entry at `index`, fully checked by itself under the keys of the log.
+
+    Raises:
+        EntryRefused: Any check of `audit.entry.open_leaf` failed.
+    """
+
+    def writer_key(name: str, key_id: bytes) -> VerifierKey:
+        return keyring.writer(name, key_id, index)
+
+    return open_leaf(leaf, origin=origin, writer_key=writer_key)
+
+
+def keyring_of(trail: Iterable[tuple[int, bytes]], origin: str) -> Keyring:
+    """Return the keys that a log's trail declares; each of its leaves must have been found in the tree.
+
+    Raises:
+        EntryRefused: It doesn't begin with a `log.opened`, or an entry in it can't be.
+    """
+    keyring: Keyring | None = None
+    for index, leaf in trail:
+        event, _ = read_frame(leaf, origin=origin)
+        if keyring is None:
+            if index != 0 or event.get("action") != "log.opened":
+                raise EntryRefused("entry 0 is not a log.opened")
+            keyring = Keyring.opened(event)
+        else:
+            keyring = keyring.after(index, event)
+    if keyring is None:
+        raise EntryRefused("the log's first entry is missing", code="CFD-A02")
+    return keyring
 
 
 def newest_origin(leaf: bytes) -> str:

@@ -13,20 +13,21 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Final, Literal, Self
 
-from audit import durable, edge, entry, events, key_files, merkle, note
+from audit import database, durable, edge, entry, events, key_files, merkle, note
 from audit.canonical import Event
 from audit.clock import Clock
 from audit.committer import Committer
-from audit.errors import EntryRefused, SettingsUnsafe
+from audit.errors import EntryRefused, LogUnreadable, SettingsUnsafe
 from audit.events.schema import shipped_hash
 from audit.history import History
 from audit.home_lock import hold_lock
 from audit.names import COORDINATOR, Origin
-from audit.opening import Opened, open_store
+from audit.opening import Opened, check_keys, open_store
 from audit.places import Places
 from audit.private import PrivateStore
 from audit.receipt import Receipt
 from audit.settings import LogSettings
+from audit.storage import Store
 from audit.trust_file import write_trust_policy
 
 DAEMON: Final = "daemon"
@@ -47,6 +48,7 @@ class AuditLog:
         self,
         places: Places,
         opened: Opened,
+        store: Store,
         *,
         lock: int,
         process: str,
@@ -74,6 +76,7 @@ class AuditLog:
         self._committer: Final = Committer(
             places,
             opened,
+            store,
             boot=self.boot,
             actor=self._service(),
             clock=clock,
@@ -124,32 +127,36 @@ class AuditLog:
         """
         origin = Origin(origin_federation, party)
         places = Places(folder)
-        durable.make_folder(folder)
-        durable.make_folder(folder / "keys")
-        durable.make_folder(places.epoch_folder)
+        settings = settings or LogSettings()
+        _refuse_network(folder, settings)
+        for made in (folder, folder / "keys", places.epoch_folder):
+            durable.make_folder(made)
         lock = hold_lock(places)
         try:
-            if places.entries.exists() and places.entries.stat().st_size > 0:
-                raise SettingsUnsafe(f"there is a log in {folder} already", hint="open it, or name an empty folder")
-            log_signer = key_files.create_key(places.log_key(), str(origin), random_bytes)
-            writers = {
-                process: key_files.create_key(places.writer_key(process), origin.writer(process), random_bytes)
-                for process in (DAEMON, CLI)
-            }
-            write_trust_policy(trust_folder or folder.parent / "trust", party=party, log_keys=[str(log_signer.key)])
-            places.entries.touch(mode=durable.PRIVATE_FILE)
-            durable.sync_folder(places.epoch_folder)
-            self = cls(
-                places,
-                Opened(History(str(origin))),
-                lock=lock,
-                process=DAEMON,
-                clock=clock,
-                random_bytes=random_bytes,
-                settings=settings or LogSettings(),
-                log_signer=log_signer,
-                writer=writers[DAEMON],
-            )
+            store = Store(database.create(places, _server(settings)), places)
+            try:
+                log_signer = key_files.create_key(places.log_key(), str(origin), random_bytes)
+                writers = {
+                    process: key_files.create_key(places.writer_key(process), origin.writer(process), random_bytes)
+                    for process in (DAEMON, CLI)
+                }
+                policies = trust_folder or folder.parent / "trust"
+                write_trust_policy(policies, party=party, log_keys=[str(log_signer.key)])
+                self = cls(
+                    places,
+                    Opened(History(str(origin))),
+                    store,
+                    lock=lock,
+                    process=DAEMON,
+                    clock=clock,
+                    random_bytes=random_bytes,
+                    settings=settings,
+                    log_signer=log_signer,
+                    writer=writers[DAEMON],
+                )
+            except BaseException:
+                store.close()
+                raise
         except BaseException:
             os.close(lock)
             raise
@@ -201,34 +208,35 @@ class AuditLog:
             SettingsUnsafe: A key, a permission or the file system.
         """
         settings = settings or LogSettings()
-        places = Places(folder)
-        if settings.allow_network_filesystem is False and (kind := edge.network_file_system(folder)):
-            raise SettingsUnsafe(f"{folder} is on a {kind} file system", hint="move the home to a local disk")
-        opened = open_store(places, hold_lock=lambda: hold_lock(places))
+        places = Places.newest(folder)
+        _refuse_network(folder, settings)
+        if not places.has_log:
+            raise LogUnreadable(f"no log in {folder}", hint="make the home first, or name another --home")
+        lock = hold_lock(places)
         try:
-            origin = Origin.parse(opened.history.origin)
-            log_signer = key_files.read_key(places.log_key(), str(origin))
-            writer = key_files.read_key(places.writer_key(process), origin.writer(process))
-            keyring = opened.history.keyring
+            opened, store = open_store(places)
             try:
-                keyring.writer(writer.key.name, writer.key.id, opened.history.size)
-            except EntryRefused as refused:
-                raise SettingsUnsafe(refused.message, code="CFD-A10") from None
-            if log_signer.key not in keyring.log_keys():
-                raise SettingsUnsafe("the log key isn't one that the log declares", code="CFD-A10")
-            self = cls(
-                places,
-                opened,
-                lock=opened.lock,
-                process=process,
-                clock=clock,
-                random_bytes=random_bytes,
-                settings=settings,
-                log_signer=log_signer,
-                writer=writer,
-            )
+                origin = Origin.parse(opened.history.origin)
+                log_signer = key_files.read_key(places.log_key(), str(origin))
+                writer = key_files.read_key(places.writer_key(process), origin.writer(process))
+                check_keys(opened.history, log_key=log_signer.key, writer=writer.key)
+                self = cls(
+                    places,
+                    opened,
+                    store,
+                    lock=lock,
+                    process=process,
+                    clock=clock,
+                    random_bytes=random_bytes,
+                    settings=settings,
+                    log_signer=log_signer,
+                    writer=writer,
+                )
+            except BaseException:
+                store.close()
+                raise
         except BaseException:
-            os.close(opened.lock)
+            os.close(lock)
             raise
         try:
             self._begin(opened, serve_socket=serve_socket)
@@ -238,9 +246,7 @@ class AuditLog:
         return self
 
     def _begin(self, opened: Opened, *, serve_socket: bool) -> None:
-        """Remove and record what an unclean end left, record the boot, and close what was left open."""
-        if opened.set_aside is not None:
-            self._committer.cut()
+        """Record the boot, with what an unclean end left, and close what was left open."""
         if self._process == DAEMON or opened.set_aside is not None:
             self._append_own(
                 events.LogBooted(
@@ -250,18 +256,17 @@ class AuditLog:
                     software=events.Software(version=edge.software_version(), build="release"),
                     schema=shipped_hash(),
                     clock=events.ClockState(source="system", synchronised=edge.clock_is_synchronised()),
-                    unclean=True if opened.unclean or opened.set_aside is not None else None,
+                    unclean=True if opened.unclean else None,
                     set_aside=opened.set_aside,
                 )
             )
             self._announced = True
         if self._process == DAEMON:
-            abandoned = [
-                self._enqueue_own(self._abandoned(index, event)) for index, event in sorted(opened.left_open.items())
-            ]
+            left_open = self._committer.left_open()
+            abandoned = [self._enqueue_own(self._abandoned(index, left_open[index])) for index in sorted(left_open)]
             for done in abandoned:
                 done.result()
-            self.private.sweep(opened.commitments)
+            self.private.sweep(self._committer.are_committed)
         if serve_socket:
             from audit.hand_over import serve
 
@@ -378,6 +383,14 @@ class AuditLog:
         """
         return self._committer.checkpoint()
 
+    def rebuild(self) -> int:
+        """Make anew the rows by which queries find entries, and return how many entries there are.
+
+        Raises:
+            AppendFailed: The log is closed, or the disk is full; the rows follow later.
+        """
+        return self._committer.rebuild()
+
     def _submit(self, body: Event) -> "Future[Receipt]":
         if body["action"] in _OWN_ACTIONS:
             raise EntryRefused(f"{body['action']} is written by the log itself")
@@ -398,3 +411,14 @@ class AuditLog:
 
     def _service(self) -> events.Actor:
         return events.Actor(kind="service", id=self._process)
+
+
+def _server(settings: LogSettings) -> database.Server | None:
+    if settings.database is None:
+        return None
+    return database.Server(settings.database, settings.password_file)
+
+
+def _refuse_network(folder: Path, settings: LogSettings) -> None:
+    if not settings.allow_network_filesystem and (kind := edge.network_file_system(folder)):
+        raise SettingsUnsafe(f"{folder} is on a {kind} file system", hint="move the home to a local disk")

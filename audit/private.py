@@ -7,7 +7,6 @@ ends what backups hold of that month. `pseudonym_of` and `commitment_of` are pur
 """
 
 import base64
-import hashlib
 import hmac
 import sqlite3
 import threading
@@ -33,7 +32,7 @@ CREATE TABLE IF NOT EXISTS subject (
 ) STRICT;
 CREATE TABLE IF NOT EXISTS private_value (
   commitment TEXT PRIMARY KEY, field TEXT NOT NULL, month TEXT NOT NULL, created_us INTEGER NOT NULL,
-  salt BLOB NOT NULL, value BLOB NOT NULL, subject TEXT
+  salt BLOB NOT NULL, value BLOB NOT NULL, subject TEXT, named INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 """
 
@@ -223,19 +222,25 @@ class PrivateStore:
             raise AuditError("CFD-A15", "a private value doesn't open its commitment")
         return opened
 
-    def sweep(self, named: set[bytes]) -> int:
+    def sweep(self, named: Callable[[list[str]], set[str]]) -> int:
         """Remove values that no entry names and that are over an hour old; return how many.
 
-        A value is durable before its entry, so a crash between the two leaves one that nothing points to.
+        A value is durable before its entry, so a crash between the two leaves one that nothing points to. One that was
+        found named is not asked for again.
 
         Args:
-            named: SHA-256 of each commitment that an entry holds.
+            named: Returns those of the commitments given that an entry holds.
         """
         before = microseconds(self._clock.now()) - SWEEP_AFTER_US
+        with self._lock:
+            rows = self._database.execute(
+                "SELECT commitment FROM private_value WHERE created_us < ? AND named = 0", (before,)
+            ).fetchall()
+        kept = named([row[0] for row in rows])
+        unnamed = [row for row in rows if row[0] not in kept]
         with self._transaction() as database:
-            rows = database.execute("SELECT commitment FROM private_value WHERE created_us < ?", (before,)).fetchall()
-            unnamed = [row for row in rows if hashlib.sha256(row[0].encode()).digest() not in named]
             database.executemany("DELETE FROM private_value WHERE commitment = ?", unnamed)
+            database.executemany("UPDATE private_value SET named = 1 WHERE commitment = ?", [(one,) for one in kept])
         return len(unnamed)
 
     def close(self) -> None:

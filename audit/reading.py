@@ -1,23 +1,21 @@
 """Finding and reading logs: a live home, a copied home or audit folder, one epoch's folder. Nothing is written.
 
-A reader sees an entry only after its line agreed with the chain and its leaf opened; `read_matching` also holds the
-whole against the signed checkpoint before it hands over a row.
+What a reader sees of an entry was found in the tree first (`checked`).
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from audit import checkpoint, edge, storage
-from audit.canonical import Event
-from audit.entry import hash_text
-from audit.errors import AuditError, EntryRefused, LogUnreadable, NotCanonical, NoteRefused
-from audit.filters import Filters
-from audit.history import History, newest_origin
-from audit.merkle import leaf_hash
+from audit import database, edge
+from audit.checked import CheckedLog, Row
+from audit.errors import AuditError, EntryRefused, LogUnreadable, NoteRefused
+from audit.history import newest_origin
 from audit.names import Origin
-from audit.places import CHECKPOINT, is_live
+from audit.places import SQLITE, Places, epochs_in, has_log, is_live
+from audit.snapshot import Snapshot
 from audit.trust import TrustPolicy, parse_policy
 
 MAX_POLICY_BYTES: Final = 1 << 20
@@ -28,19 +26,14 @@ class FoundLog:
     """A log that a reader named.
 
     Attributes:
-        epoch_folder: Where its entries and its checkpoint lie.
-        audit_folder: The folder above, if it is one.
+        places: Where it lies.
+        audit_folder: The folder above its epoch, if it is one.
         home: The home that it belongs to, if it brings one.
     """
 
-    epoch_folder: Path
+    places: Places
     audit_folder: Path | None
     home: Path | None
-
-    @property
-    def entries(self) -> Path:
-        """Return the file of entries."""
-        return self.epoch_folder / storage.ENTRIES
 
     @property
     def live(self) -> bool:
@@ -49,33 +42,50 @@ class FoundLog:
 
     def checkpoint_bytes(self) -> bytes:
         """Return the newest checkpoint, empty where there is none."""
-        path = self.epoch_folder / CHECKPOINT
+        path = self.places.checkpoint
         try:
             return path.read_bytes() if path.exists() else b""
         except OSError as error:
             raise LogUnreadable(f"{path} can't be read: {error.strerror}") from None
 
+    @contextmanager
+    def moment(self) -> Iterator[tuple[Snapshot, bytes]]:
+        """Give the store as it is now, and the newest checkpoint, which isn't newer than that.
 
-def _newest_epoch(folder: Path) -> Path | None:
-    epochs = [path for path in folder.glob("[1-9]*") if path.name.isdigit() and (path / storage.ENTRIES).is_file()]
-    return max(epochs, key=lambda path: int(path.name), default=None)
+        Raises:
+            LogUnreadable: The store can't be opened.
+        """
+        signed = self.checkpoint_bytes()  # before the store, which may grow
+        with database.open_to_read(self.places, live=self.live) as connection:
+            yield Snapshot(connection), signed
+
+    @contextmanager
+    def checked(self) -> Iterator[CheckedLog]:
+        """Give the log as it is now, every entry of it checked against the tree.
+
+        Raises:
+            AuditError: It can't be opened, is shorter than its checkpoint, or another one.
+        """
+        with self.moment() as (snapshot, signed):
+            yield CheckedLog(snapshot, signed)
 
 
 def find_log(path: Path) -> FoundLog:
-    """Return the log that `path` names: a home, its audit folder, an epoch's folder, or the file of entries.
+    """Return the log that `path` names: a home, its audit folder, an epoch's folder, or its file.
 
     Raises:
         LogUnreadable: There is none.
     """
     try:
-        if (epoch := _newest_epoch(path / "audit")) is not None:
-            return FoundLog(epoch, path / "audit", path)
-        if (epoch := _newest_epoch(path)) is not None:
-            return FoundLog(epoch, path, path.parent)
-        folder = path.parent if path.name == storage.ENTRIES else path
-        if (folder / storage.ENTRIES).is_file():
-            audit_folder = folder.parent if folder.name.isdigit() else None
-            return FoundLog(folder, audit_folder, audit_folder.parent if audit_folder is not None else None)
+        if epochs_in(path / "audit"):
+            return FoundLog(Places.newest(path / "audit"), path / "audit", path)
+        if epochs_in(path):
+            return FoundLog(Places.newest(path), path, path.parent)
+        folder = path.parent if path.name == SQLITE else path
+        if has_log(folder):
+            named = folder.name.isdigit() and folder.name.isascii()
+            places = Places(folder.parent, int(folder.name) if named else 1, at=folder)
+            return FoundLog(places, folder.parent if named else None, folder.parent.parent if named else None)
     except OSError as error:
         raise LogUnreadable(f"{path} can't be read: {error.strerror}") from None
     raise LogUnreadable(f"no audit log in {path}", hint="name a home, its audit folder, or a copy of either")
@@ -96,7 +106,7 @@ def find_home() -> FoundLog:
     Raises:
         LogUnreadable: There is none, or one of each role.
     """
-    found = [home for home in default_homes() if _newest_epoch(home / "audit") is not None]
+    found = [home for home in default_homes() if epochs_in(home / "audit")]
     if not found:
         places = ", ".join(map(str, default_homes()))
         raise LogUnreadable(f"no home with a log in {places}", hint="name it: --home DIR, or CONFIDE_HOME")
@@ -151,91 +161,22 @@ def find_policy(log: FoundLog, origin: str, trust: Path | None) -> tuple[TrustPo
 
 def origin_of(log: FoundLog) -> str:
     """Return the name that the log's first entry gives, empty where it can't be read; unchecked."""
-    for raw in storage.read_lines(log.entries):
-        try:
-            return newest_origin(storage.parse_line(raw.data).leaf)
-        except (NotCanonical, EntryRefused):
-            return ""
-    return ""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """An entry as a list shows it."""
-
-    index: int
-    leaf_hash: str
-    leaf: bytes
-    event: Event
-    interpreted: bool
+    try:
+        with log.moment() as (snapshot, _):
+            stored = snapshot.entry(0)
+            return newest_origin(stored.leaf) if stored is not None else ""
+    except (AuditError, EntryRefused):
+        return ""
 
 
 def read_rows(log: FoundLog) -> Iterator[Row]:
-    """Yield every entry, each agreeing with chain, form, key and signature; the root is checked on the way.
-
-    At the end of a live log a piece of a line is one being written, or one that the next boot sets aside.
+    """Yield every entry, each found in the tree.
 
     Raises:
-        AuditError: At the first entry that doesn't agree, or at the end where the log is shorter than it was.
+        AuditError: At the first entry that doesn't agree, or where the log is shorter than it was.
     """
-    history = History("")
-    signed = _parse_checkpoint(log)  # before the entries, which may grow: then they can't be behind it
-    for raw in storage.read_lines(log.entries):
-        where = f"entry {history.size}"
-        if not raw.whole:
-            if log.live:
-                break
-            raise _damaged(f"{where} is torn", "CFD-A02")
-        try:
-            line = storage.parse_line(raw.data)
-            if history.size == 0:
-                history = History(newest_origin(line.leaf))
-            hashed = leaf_hash(line.leaf)
-            if line.index != history.size or line.chain != storage.chain_hash(history.chain, hashed):
-                raise _damaged(f"{where} was altered, moved or removed", "CFD-A01")
-            entry = history.open_next(line.leaf)
-            flaws = history.flaws_of(entry.event)
-            if flaws:
-                raise _damaged(f"{where}: {flaws[0].what}", flaws[0].code)
-            history = history.after(entry.event, hashed)
-        except (NotCanonical, EntryRefused) as refused:
-            raise _damaged(f"{where}: {refused.message}", "CFD-A01") from None
-        yield Row(line.index, hash_text(hashed), line.leaf, entry.event, entry.interpreted)
-        if signed is not None and history.size == signed.size and history.frontier.root() != signed.root:
-            raise _damaged(f"the first {signed.size} entries aren't those that were signed", "CFD-A04")
-    if signed is not None and history.size < signed.size:
-        raise _damaged(f"truncated: {signed.size} entries then, {history.size} now", "CFD-A07")
-
-
-def _damaged(message: str, code: str) -> AuditError:
-    return AuditError(code, message, hint="run `confide audit verify` to see all that is wrong; no row was shown")
-
-
-def _parse_checkpoint(log: FoundLog) -> checkpoint.Checkpoint | None:
-    data = log.checkpoint_bytes()
-    if not data:
-        return None
-    try:
-        return checkpoint.parse(data)
-    except NoteRefused as refused:
-        raise _damaged(f"file checkpoint: {refused.message}", "CFD-A05") from None
-
-
-def read_matching(log: FoundLog, filters: Filters) -> tuple[list[Row], bool]:
-    """Return the entries that `filters` ask for, after the whole log agreed, and whether more would follow.
-
-    Raises:
-        AuditError: The log doesn't agree with itself; no row is handed over.
-    """
-    rows: list[Row] = []
-    more = False
-    for row in read_rows(log):
-        if filters.match(row.index, row.event):
-            if filters.limit is not None and len(rows) >= filters.limit:
-                more = True
-            else:
-                rows.append(row)
-    return rows, more
+    with log.checked() as checked:
+        yield from checked.rows()
 
 
 def find_entry(log: FoundLog, text: str) -> Row:
@@ -243,17 +184,19 @@ def find_entry(log: FoundLog, text: str) -> Row:
 
     Raises:
         LogUnreadable: There is no such entry.
-        AuditError: The log doesn't agree with itself.
+        AuditError: It doesn't agree with the tree.
     """
     epoch, _, rest = text.rpartition("/")
-    if epoch and epoch != log.epoch_folder.name:
-        raise LogUnreadable(f"no epoch {epoch[:20]} in {log.epoch_folder.parent}")
-    found: Row | None = None
-    for row in read_rows(log):
-        if row.event["id"] == rest or (
-            rest.isascii() and rest.isdigit() and str(row.index) == rest.lstrip("0").zfill(1)
-        ):
-            found = row
-    if found is None:
-        raise LogUnreadable(f"no entry {text[:60]}", hint="give an index or an id from `confide audit query`")
-    return found
+    if epoch and epoch != str(log.places.epoch):
+        raise LogUnreadable(f"no epoch {epoch[:20]} in {log.places.folder}")
+    with log.checked() as checked:
+        index = _index(checked, rest)
+        if index is None or index >= checked.size:
+            raise LogUnreadable(f"no entry {text[:60]}", hint="give an index or an id from `confide audit query`")
+        return checked.row(index)
+
+
+def _index(checked: CheckedLog, text: str) -> int | None:
+    if len(text) == 32 and set(text) <= set("0123456789abcdef"):
+        return checked.find_id(bytes.fromhex(text))
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None

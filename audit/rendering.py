@@ -14,8 +14,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from audit.checked import Row
 from audit.filters import COLUMNS, NUMBERS, column, format_time
-from audit.reading import Row
 
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Zl", "Zp", "Co", "Cn", "Cs"})
 _FORMULA: Final = frozenset("=+-@|%\uff1d\uff0b\uff0d\uff20")

@@ -19,8 +19,9 @@ class SequenceRules:
     """Takes entries in order and gathers what breaks a rule."""
 
     flaws: list[Flaw] = field(default_factory=list)
-    _opened: dict[int, Event] = field(default_factory=dict)
-    _ended: set[int] = field(default_factory=set)
+    _open: dict[int, Event] = field(default_factory=dict)
+    _ever_opened: bytearray = field(default_factory=bytearray)
+    """One bit for each entry, so that memory stays small over a million openings."""
     _rounds_opened: set[tuple[str, int]] = field(default_factory=set)
     _retired: set[str] = field(default_factory=set)
     _accepted: set[str] = field(default_factory=set)
@@ -52,7 +53,9 @@ class SequenceRules:
                 self._take_budget(index, event)
 
     def _take_opened(self, index: int, event: Event) -> None:
-        self._opened[index] = event
+        self._open[index] = event
+        self._ever_opened.extend(bytes(max(0, index // 8 + 1 - len(self._ever_opened))))
+        self._ever_opened[index // 8] |= 1 << index % 8
         if event["dataset"]["id"] in self._retired:
             self._flaw(index, f"data set {event['dataset']['id']} was opened after it was retired")
         job = event.get("job")
@@ -63,14 +66,14 @@ class SequenceRules:
 
     def _take_ended(self, index: int, event: Event) -> None:
         opened = event["opened"]
-        begun = self._opened.get(opened)
+        begun = self._open.pop(opened, None)
         if begun is None:
-            self._flaw(index, f"ends entry {opened}, which opened nothing")
-        elif opened in self._ended:
-            self._flaw(index, f"ends entry {opened} a second time")
+            again = opened < 8 * len(self._ever_opened) and self._ever_opened[opened // 8] >> opened % 8 & 1
+            self._flaw(
+                index, f"ends entry {opened} a second time" if again else f"ends entry {opened}, which opened nothing"
+            )
         elif any(begun.get(name) != event.get(name) for name in ("dataset", "job", "round")):
             self._flaw(index, f"ends entry {opened}, which opened something else")
-        self._ended.add(opened)
 
     def _take_budget(self, index: int, event: Event) -> None:
         key = (event["job"], event["dataset"]["id"])
@@ -94,7 +97,7 @@ class SequenceRules:
         """
         running = last_event is not None and last_event["action"] != "log.closed"
         boot = last_event["boot"] if last_event is not None else ""
-        for index, event in self._opened.items():
-            if index not in self._ended and not (running and event["boot"] == boot):
+        for index, event in self._open.items():
+            if not (running and event["boot"] == boot):
                 self._flaw(index, "opened data, and no entry ends it")
         return self.flaws

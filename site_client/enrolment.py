@@ -193,7 +193,7 @@ def _make_keys(home: SiteHome) -> IdentityKey:
 
 
 def _log_keys(home: SiteHome, token: EnrolToken, clock: Clock) -> messages.AuditKeys:
-    if not Places(home.audit).entries.exists():
+    if not Places(home.audit).is_begun:
         return begin_log(home.audit, federation=token.federation, party=token.site, clock=clock)
     return audit_keys(home.audit, federation=token.federation, party=token.site)
 

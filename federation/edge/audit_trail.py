@@ -78,7 +78,8 @@ def _make_witness_key(folder: Path, name: str) -> None:
 
 def audit_keys(folder: Path, *, federation: str, party: str) -> AuditKeys:
     """Return the public keys of the log in `folder`."""
-    places, origin = Places(folder), Origin(federation, party)
+    places = Places.newest(folder)
+    origin = Origin(federation, party, places.epoch)
     writers = (key_files.read_key(places.writer_key(process), origin.writer(process)) for process in (DAEMON, CLI))
     return AuditKeys(
         log=str(key_files.read_key(places.log_key(), str(origin)).key),

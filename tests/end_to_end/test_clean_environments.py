@@ -109,7 +109,7 @@ def test_an_auditor_verifies_a_copied_log_with_the_bare_wheel(
     assert verified["verdict"] == "verified"
     assert verified["log"]["size"] == 9
     assert "retired" in auditor.confide("audit", "query", str(copied), "--dataset", "d3")
-    for module in ("torch", "grpc", "flwr", "sqlalchemy", "numpy"):
+    for module in ("torch", "grpc", "flwr", "alembic", "psycopg", "numpy"):
         assert not auditor.has(module), module
     for name in ("plan", "policy", "contract", "map", "coordinator", "site"):
         assert json.loads(auditor.confide("schema", name))["type"] == "object"

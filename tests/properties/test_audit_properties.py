@@ -4,16 +4,14 @@ import contextlib
 import csv
 import io
 import json
-import tempfile
 import unicodedata
-from pathlib import Path
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from audit import canonical, note, rendering, storage
-from audit.errors import LogDamaged, NotCanonical, NoteRefused
+from audit import canonical, note, rendering
+from audit.errors import NotCanonical, NoteRefused
 
 KEYS = st.from_regex(r"[a-z][a-z0-9_]{0,63}", fullmatch=True)
 SCALARS = (
@@ -57,7 +55,7 @@ def test_no_other_bytes_decode_to_the_same_event(event: dict[str, Any], data: st
 
 @given(st.binary(max_size=400))
 def test_no_bytes_break_a_decoder(data: bytes) -> None:
-    for decode in (canonical.decode, note.parse_note, storage.parse_line):
+    for decode in (canonical.decode, note.parse_note):
         with contextlib.suppress(NotCanonical, NoteRefused):
             decode(data)
 
@@ -85,15 +83,3 @@ def test_one_event_stays_one_line_everywhere(event: dict[str, str]) -> None:
     assert line.isascii()
     assert line.isprintable()
     assert json.loads(line) == event
-
-
-@given(st.binary(max_size=3000))
-def test_any_tail_is_set_aside_or_refused(tail: bytes) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "entries.log"
-        path.write_bytes(b"before\n" + tail)
-        try:
-            assert storage.torn_tail(path, 7) == tail
-        except LogDamaged:
-            return
-        assert b"\n" not in tail or b"\x00" in tail

@@ -21,6 +21,7 @@ from federation.errors import OutOfOrder
 from federation.models import layout
 from federation.tensors import TensorFile, make_update, state_digest, weighted_mean, write_tensors
 from site_client.virtual_files import RowFiles
+from tests.support.audit_logs import bytes_of
 from tests.support.plans import REMOVE, document
 from tests.support.simulated import Simulated
 from tests.support.virtual_engine import InProcessEngine, an_order
@@ -155,7 +156,7 @@ def test_the_coordinators_log_is_that_of_a_simulation_and_tells_of_no_data(tmp_p
     out = tmp_path / "out"
     out.mkdir()
     simulated(tmp_path / "run", {**PLAIN, "rounds": 1}, order={"out": str(out)})
-    entries = (out / "audit" / "1" / "entries.log").read_bytes()
+    entries = bytes_of(out / "audit")
     assert b"heart-risk.simulation/coordinator/audit/1" in entries
     assert b"round.released" in entries
     assert b"job.completed" in entries

@@ -1,14 +1,23 @@
 """Builders for tests of the audit log: a clock to turn by hand, drafts with only the field that matters."""
 
 import itertools
+import shutil
+import sqlite3
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from audit import storage
+from audit import database, merkle, tiles
+from audit.entry import read_frame
 from audit.events import Actor, Budget, DataOpened, DataRetired, Dataset, LedgerHead, Purpose
 from audit.log import AuditLog
+from audit.places import Places
+from audit.reading import find_log, find_policy, origin_of
 from audit.settings import LogSettings
+from audit.snapshot import Snapshot
+from audit.stored import StoredEntry
+from audit.verification import Reader, Verification, verify
 
 FEDERATION = "heart.example.org"
 PARTY = "cleveland"
@@ -18,6 +27,11 @@ DAEMON = Actor(kind="service", id="daemon")
 HEART = Dataset(id="heart", version=HASH)
 QUIET = LogSettings(checkpoint_every_entries=10_000, checkpoint_every_s=3600)
 """Checkpoints at the beginning, on demand and at the end only."""
+
+
+def log_settings(database_url: str) -> LogSettings:
+    """The settings of a log that the database of a test keeps; SQLite is in the home, as ever."""
+    return replace(QUIET, database=None if database_url.startswith("sqlite") else database_url)
 
 
 class HandClock:
@@ -110,32 +124,117 @@ def closed_home(home: Path, entries: int = 6) -> Path:
     return home
 
 
-def killed_home(home: Path, entries: int = 6) -> Path:
+def killed_home(home: Path, entries: int = 6, **changed: Any) -> Path:
     """A home whose process ended without closing: its last checkpoint covers entry 0 only."""
-    log = create(home)
+    log = create(home, **changed)
     for number in range(entries):
         log.append(draft(dataset_id=f"d{number}"))
-    end = entries_file(home).read_bytes()
-    signed = (home / "audit" / "1" / "checkpoint").read_bytes()
-    log.close()
-    entries_file(home).write_bytes(end)
-    (home / "audit" / "1" / "checkpoint").write_bytes(signed)
+    kill(log, home)
     return home
 
 
-def entries_file(home: Path) -> Path:
-    return home / "audit" / "1" / storage.ENTRIES
+def kill(log: AuditLog, home: Path) -> None:
+    """Leave the home as it would be if the process of `log` had been killed now."""
+    killed = home / "killed"
+    shutil.copytree(home / "audit", killed)
+    log.close()
+    shutil.rmtree(home / "audit")
+    killed.rename(home / "audit")
 
 
-def lines_of(home: Path) -> list[bytes]:
-    return entries_file(home).read_bytes().splitlines(keepends=True)
+def log_file(home: Path) -> Path:
+    return home / "audit" / "1" / "log.db"
 
 
-def rewrite(home: Path, lines: list[bytes]) -> None:
-    entries_file(home).write_bytes(b"".join(lines))
+def files_of(home: Path) -> dict[str, bytes]:
+    """What lies in the epoch's folder, without SQLite's index of its write-ahead log, which readers may renew."""
+    found = sorted((home / "audit").glob("[1-9]/*"))
+    return {path.name: path.read_bytes() for path in found if path.is_file() and not path.name.endswith("-shm")}
 
 
-def rechained(lines: list[bytes]) -> list[bytes]:
-    """The lines with index and chain computed anew, as somebody without keys could."""
-    leaves = [storage.parse_line(line.removesuffix(b"\n")).leaf for line in lines]
-    return storage.lines_for(0, storage.FIRST_CHAIN, leaves)[0]
+def stored(audit: Path) -> list[StoredEntry]:
+    """The rows of the log in an audit folder, unchecked; a process may be writing it."""
+    with database.open_to_read(Places.newest(audit), live=True) as connection:
+        snapshot = Snapshot(connection)
+        return list(snapshot.entries(0, snapshot.last_index() + 1))
+
+
+def bytes_of(audit: Path) -> bytes:
+    """All that lies on the disk of the logs in an audit folder."""
+    return b"".join(path.read_bytes() for path in sorted(audit.glob("[1-9]/*")) if path.is_file())
+
+
+def leaves_of(home: Path) -> list[bytes]:
+    return [row.leaf for row in stored(home / "audit")]
+
+
+def events_in(audit: Path) -> list[dict[str, Any]]:
+    """The events of the log in an audit folder, in order; a process may be writing it."""
+    return [dict(read_frame(row.leaf, origin=None)[0]) for row in stored(audit)]
+
+
+def verified(home: Path, *, complete: bool = False, against: dict[str, bytes] | None = None) -> Verification:
+    """What the log in a home proves under the home's own trust policy."""
+    log = find_log(home)
+    policy, pinned_by = find_policy(log, origin_of(log), home / "trust" / f"{PARTY}.policy")
+    with log.moment() as (snapshot, signed):
+        return verify(snapshot, signed, Reader(policy, pinned_by, against or {}, complete))
+
+
+# --- what somebody with the file can do -------------------------------------------------------------------------
+
+
+def sql(home: Path, text: str, *values: Any) -> list[tuple[Any, ...]]:
+    """Run one statement on the file of a log that nobody has open."""
+    connection = sqlite3.connect(log_file(home), isolation_level=None)
+    try:
+        return connection.execute(text, values).fetchall()
+    finally:
+        connection.close()
+
+
+def set_leaf(home: Path, index: int, leaf: bytes, *, row_too: bool = False) -> None:
+    sql(home, "UPDATE entry SET leaf = ? WHERE idx = ?", leaf, index)
+    if row_too:
+        sql(home, "UPDATE entry SET leaf_hash = ? WHERE idx = ?", merkle.leaf_hash(leaf), index)
+
+
+def alter(home: Path, index: int, *, row_too: bool = False) -> None:
+    """Change what an entry says, without its writer's key."""
+    leaf = leaves_of(home)[index]
+    changed = leaf.replace(b"data.retired", b"data.verified")
+    assert changed != leaf
+    set_leaf(home, index, changed, row_too=row_too)
+
+
+def rewrite(home: Path, leaves: list[bytes]) -> None:
+    """Make the store one that holds `leaves` and agrees with itself, as somebody without keys could."""
+    connection = sqlite3.connect(log_file(home), isolation_level=None)
+    do = connection.execute
+    do("BEGIN")
+    for table in ("entry", "tile", "trail", "writer"):
+        do(f"DELETE FROM {table}")  # noqa: S608
+    ends: dict[str, tuple[bytes, int, bytes, int]] = {}
+    running, t_us = False, 0
+    for index, leaf in enumerate(leaves):
+        event, signed = read_frame(leaf, origin=None)
+        hashed, event_id = merkle.leaf_hash(leaf), bytes.fromhex(event["id"])
+        if do("SELECT 1 FROM entry WHERE event_id = ?", (event_id,)).fetchone():
+            event_id = index.to_bytes(16, "big")  # the table takes an id once
+        do("INSERT INTO entry VALUES (?, ?, ?, ?)", (index, leaf, hashed, event_id))
+        if event["action"] in ("log.opened", "key.added", "key.revoked"):
+            do("INSERT INTO trail (idx, leaf) VALUES (?, ?)", (index, leaf))
+        ends[event["writer"]] = (signed.signatures[0].key_id, event["seq"] + 1, hashed, index)
+        running = {"log.booted": True, "log.closed": False}.get(event["action"], running)
+        t_us = max(t_us, event["t_us"])
+    for name, row in ends.items():
+        do("INSERT INTO writer VALUES (?, ?, ?, ?, ?)", (name, *row))
+    growth = tiles.Edge().grow(map(merkle.leaf_hash, leaves))
+    for tile in growth.tiles:
+        if tile.level or tile.full:
+            do("INSERT INTO tile VALUES (?, ?, ?)", (tile.level, tile.n, tile.hashes))
+    root = growth.edge.root()
+    do("UPDATE head SET size = ?, root = ?, t_us = ?, running = ?", (len(leaves), root, t_us, running))
+    do("UPDATE cursor SET next_idx = min(next_idx, ?)", (len(leaves),))
+    do("COMMIT")
+    connection.close()

@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from audit import storage
-from audit.entry import read_frame
 from coordinator import membership_home
 from coordinator.evaluation import BINS
 from coordinator.init_command import init
@@ -57,6 +55,7 @@ from federation.messages import (
 )
 from federation.models import layout
 from federation.tensors import write_tensors
+from tests.support.audit_logs import events_in
 from tests.support.clocks import MovableClock
 from tests.support.membership import FEDERATION, SiteKeys
 
@@ -179,8 +178,7 @@ class House:
 
     def audit_events(self) -> list[dict[str, Any]]:
         """Return the events of the home's audit log, in order."""
-        lines = (self.home.audit / "1" / "entries.log").read_bytes().splitlines()
-        return [read_frame(storage.parse_line(line).leaf, origin=None)[0] for line in lines]
+        return events_in(self.home.audit)
 
 
 @dataclass

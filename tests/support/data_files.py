@@ -58,11 +58,10 @@ def read(
     *,
     entity: str | None = None,
     split: Split | None = None,
-    order_key: bytes | None = None,
 ) -> Intake:
     """Return the intake of the files at `path`."""
     definition = Definition(
-        for_contract, mapping or plain_map(for_contract), entity, split or SplitByHash(share=0.2, key=KEY), order_key
+        for_contract, mapping or plain_map(for_contract), entity, split or SplitByHash(share=0.2, key=KEY)
     )
     return take_in(find(path, definition), definition)
 

@@ -1,6 +1,5 @@
 """A federation's keys, charters and homes for tests: builders in which a test states only what matters to it."""
 
-import json
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,6 +28,7 @@ from federation.charter import (
 from federation.enrolment_messages import AuditKeys
 from federation.identity import IdentityKey
 from federation.messages import MemberStatus
+from tests.support.audit_logs import events_in
 
 FEDERATION = "heart.example.org"
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -153,8 +153,5 @@ class FederationKeys:
 
 def decided(folder: Path) -> list[tuple[str, str]]:
     """Return action and decision of each entry of the log in an audit folder."""
-    found = []
-    for line in (folder / "1" / "entries.log").read_text(encoding="utf-8").split("\n")[:-1]:
-        event = json.loads(json.loads(line)["leaf"].split("\n")[1])
-        found.append((event["action"], event["decision"]))
+    found = [(event["action"], event["decision"]) for event in events_in(folder)]
     return [one for one in found if not one[0].startswith("log.")]

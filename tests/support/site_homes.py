@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from audit import storage
-from audit.entry import read_frame
 from audit.log import AuditLog
 from federation.edge.clock import SystemClock
 from federation.edge.files import make_folder
+from tests.support.audit_logs import events_in
 
 
 def make(folder: Path) -> Path:
@@ -19,9 +18,7 @@ def make(folder: Path) -> Path:
 
 def events(home: Path) -> list[dict[str, Any]]:
     """Return the events of the home's log with their `index`, without those that the log writes about itself."""
-    lines = (home / "audit" / "1" / "entries.log").read_bytes().splitlines()
-    found = [read_frame(storage.parse_line(line).leaf, origin=None)[0] for line in lines]
-    numbered = [{**event, "index": index} for index, event in enumerate(found)]
+    numbered = [{**event, "index": index} for index, event in enumerate(events_in(home / "audit"))]
     return [event for event in numbered if not event["action"].startswith("log.")]
 
 

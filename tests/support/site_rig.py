@@ -76,7 +76,7 @@ from site_client.configuration import (
 from site_client.data.data_map import plain_map
 from site_client.data.registration import DataOffice, Wish
 from site_client.data.registry import SplitRule
-from tests.support import site_data
+from tests.support import audit_logs, site_data
 
 FEDERATION = "heart.example.org"
 SITE = "mercy"
@@ -550,11 +550,7 @@ class SiteRig:
 
     def entries(self) -> list[dict[str, Any]]:
         """Return every entry of the site's log; the daemon may run."""
-        from audit import storage
-        from audit.entry import read_frame
-
-        lines = (self.home.audit / "1" / storage.ENTRIES).read_bytes().splitlines()
-        return [dict(read_frame(storage.parse_line(line).leaf, origin=None)[0]) for line in lines]
+        return audit_logs.events_in(self.home.audit)
 
     def actions(self, *wanted: str) -> list[tuple[str, str]]:
         """Return action and decision of each entry, of all actions or of those named."""

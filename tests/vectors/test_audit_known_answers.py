@@ -28,6 +28,7 @@ from audit.entry import draft_digest, draft_from, draft_of, hash_text, open_leaf
 from audit.errors import EntryRefused, NotCanonical, NoteRefused, ProofRefused
 from audit.history import History
 from audit.keyring import Keyring
+from audit.tiles import Edge
 
 KNOWN: dict[str, Any] = json.loads(Path(__file__).with_name("audit_kat.json").read_text(encoding="utf-8"))
 ORIGIN = KNOWN["entries"]["origin"]
@@ -128,13 +129,14 @@ def test_a_draft_becomes_its_leaf_and_the_leaf_its_draft(case: dict[str, Any]) -
 
 
 def test_the_five_entries_are_one_log() -> None:
-    history = History(ORIGIN)
+    history, edge = History(ORIGIN), Edge()
     for case in KNOWN["entries"]["log"]:
         opened = history.open_next(case["leaf"].encode())
         assert history.flaws_of(opened.event) == []
         history = history.after(opened.event, opened.leaf_hash)
-    assert history.size == KNOWN["checkpoint"]["size"]
-    assert history.frontier.root().hex() == KNOWN["checkpoint"]["root"]
+        edge = edge.grow([opened.leaf_hash]).edge
+    assert history.size == edge.size == KNOWN["checkpoint"]["size"]
+    assert edge.root().hex() == KNOWN["checkpoint"]["root"]
 
 
 @pytest.mark.parametrize("case", named(KNOWN["entries"]["refuse"]))

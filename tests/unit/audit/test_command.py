@@ -23,14 +23,14 @@ from tests.support.audit_logs import (
     HEART,
     ORIGIN,
     budget,
+    bytes_of,
     closed_home,
     create,
     draft,
-    entries_file,
     event_id,
-    lines_of,
+    leaves_of,
     opening,
-    rewrite,
+    set_leaf,
 )
 
 Captured = pytest.CaptureFixture[str]
@@ -87,7 +87,7 @@ def test_the_help_names_each_verb_and_option_that_exists(capsys: Captured) -> No
         main(["--help"])
     assert ended.value.code == 0
     assert capsys.readouterr().out == HELP
-    for verb in ("query", "show", "verify", "checkpoint"):
+    for verb in ("query", "show", "verify", "checkpoint", "rebuild"):
         assert f"\n  {verb}" in HELP
     for later in ("prove", "report", "export", "redact"):
         assert f"\n  {later}" not in HELP
@@ -182,11 +182,11 @@ def test_a_filter_that_is_not_understood_is_a_usage_error(
     tmp_path: Path, capsys: Captured, arguments: list[str]
 ) -> None:
     home = closed_home(tmp_path / "home")
-    before = entries_file(home).read_bytes()
+    before = leaves_of(home)
     with pytest.raises(SystemExit) as refused:
         main(["query", str(home), *arguments])
     assert refused.value.code == 2
-    assert entries_file(home).read_bytes() == before
+    assert leaves_of(home) == before
     assert capsys.readouterr().out == ""
 
 
@@ -240,11 +240,11 @@ def test_nothing_is_written_into_a_copy(tmp_path: Path, capsys: Captured) -> Non
 def test_a_frozen_log_is_read_like_a_copy_and_says_so(tmp_path: Path, capsys: Captured) -> None:
     home = closed_home(tmp_path / "home")
     (home / "audit" / "1" / "frozen").touch()
-    before = entries_file(home).read_bytes()
+    before = leaves_of(home)
     status, _, err = run(capsys, "query", home)
     assert status == 0
     assert "not recorded" in err
-    assert entries_file(home).read_bytes() == before
+    assert leaves_of(home) == before
 
 
 def test_a_login_is_looked_up_and_never_written(tmp_path: Path, capsys: Captured) -> None:
@@ -256,9 +256,9 @@ def test_a_login_is_looked_up_and_never_written(tmp_path: Path, capsys: Captured
     assert [json.loads(line)["event"]["actor"]["id"] for line in out.splitlines()] == [alice.id]
     _, out, _ = run(capsys, "query", home, "--actor", "bob", "--format", "jsonl")
     assert out == ""
-    text = entries_file(home).read_text(encoding="utf-8")
-    assert "alice" not in text
-    assert "bob" not in text
+    data = bytes_of(home / "audit")
+    assert b"alice" not in data
+    assert b"bob" not in data
 
 
 def test_hostile_text_is_kept_exactly_and_shown_harmlessly(tmp_path: Path, capsys: Captured) -> None:
@@ -280,7 +280,7 @@ def test_hostile_text_is_kept_exactly_and_shown_harmlessly(tmp_path: Path, capsy
         )
         assert log.private.value_of(receipt.event["private"]["path"]) == hostile.encode()
         assert log.private.value_of(receipt.event["private"]["records"]) == b"\xff"
-    assert "fake line" not in entries_file(home).read_text(encoding="utf-8")
+    assert b"fake line" not in bytes_of(home / "audit")
     _, out, _ = run(capsys, "show", home, receipt.index)
     line = next(line for line in out.splitlines() if line.startswith("path"))
     assert line.split(None, 1)[1] == (
@@ -319,9 +319,7 @@ def test_verify_prints_what_is_proved_and_what_is_not(tmp_path: Path, capsys: Ca
 
 def test_verify_names_the_altered_entry(tmp_path: Path, capsys: Captured) -> None:
     copied = copy_of(closed_home(tmp_path / "home"))
-    lines = lines_of(copied)
-    lines[5] = lines[5].replace(b"d3", b"d4")
-    rewrite(copied, lines)
+    set_leaf(copied, 5, leaves_of(copied)[5].replace(b"d3", b"d4"))
     status, out, _ = run(capsys, "verify", copied)
     assert status == 1
     assert "flaw        CFD-A01 entry 5:" in out
@@ -407,7 +405,7 @@ def test_a_disk_too_full_to_record_the_verification_does_not_keep_its_finding_ba
     def full(*_arguments: object, **_named: object) -> None:
         raise AppendFailed("the log's private store can't be written: database or disk is full")
 
-    monkeypatch.setattr("audit.command.PrivateStore", full)
+    monkeypatch.setattr("audit.read_record.PrivateStore", full)
     status, out, err = run(capsys, "verify", home)
     assert status == 0
     assert "verified" in out

@@ -1,6 +1,6 @@
 """The committer: receipts after the disk, one entry per id, one process per home."""
 
-import os
+import sqlite3
 import stat
 import threading
 from pathlib import Path
@@ -8,13 +8,30 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from audit import checkpoint, durable, note
+from audit import checkpoint, note
 from audit.errors import AppendFailed, EntryRefused, IdConflict, LogUnreadable, SecondWriter, SettingsUnsafe
-from audit.events import Actor, ClockJumped, DataAbandoned, DataClosed, UserAdded
+from audit.events import Actor, ClockJumped, DataAbandoned, DataClosed, KeyRevoked, UserAdded
 from audit.log import AuditLog
 from audit.receipt import Receipt, ReceiptGuard
 from audit.settings import LogSettings
-from tests.support.audit_logs import HEART, ORIGIN, HandClock, create, draft, entries_file, event_id, opening, reopen
+from tests.support import sqlite_faults
+from tests.support.audit_logs import (
+    HEART,
+    ORIGIN,
+    HandClock,
+    create,
+    draft,
+    event_id,
+    kill,
+    leaves_of,
+    opening,
+    reopen,
+)
+
+
+def connection_of(log: AuditLog) -> sqlite3.Connection:
+    connection: sqlite3.Connection = log._committer._store._driver
+    return connection
 
 
 def events_of(home: Path) -> list[dict[str, object]]:
@@ -40,15 +57,13 @@ def test_only_the_owner_can_read_what_a_log_leaves_on_the_disk(tmp_path: Path) -
             assert mode & (stat.S_IRWXG | stat.S_IRWXO) == 0, (path, oct(mode))
 
 
-def test_a_receipt_is_given_after_the_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_receipt_is_given_after_the_sync(tmp_path: Path) -> None:
     with create(tmp_path) as log:
         order: list[str] = []
-        real = durable.sync
-        monkeypatch.setattr(durable, "sync", lambda descriptor: (real(descriptor), order.append("synced"))[0])
-        log.append(draft())
-        order.append("acknowledged")
-        assert order[0] == "synced"
-        assert "acknowledged" in order
+        with sqlite_faults.syncing(connection_of(log), lambda: order.append("synced")):
+            log.append(draft())
+            order.append("acknowledged")
+        assert order == ["synced", "acknowledged"]
 
 
 def test_the_same_draft_again_returns_the_first_receipt(tmp_path: Path) -> None:
@@ -81,59 +96,38 @@ def test_two_drafts_with_one_id_in_one_batch_become_one_entry(tmp_path: Path) ->
             futures[2].result()
 
 
-def test_many_threads_share_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_threads_share_syncs(tmp_path: Path) -> None:
     with create(tmp_path) as log:
         syncs: list[int] = []
-        real = durable.sync
         gate = threading.Event()
 
-        def slow(descriptor: int) -> None:
+        def slow() -> None:
             gate.wait(10)
             syncs.append(1)
-            real(descriptor)
 
-        monkeypatch.setattr(durable, "sync", slow)
-        futures = [log.submit(draft()) for _ in range(200)]
-        gate.set()
-        indices = sorted(future.result().index for future in futures)
+        with sqlite_faults.syncing(connection_of(log), slow):
+            futures = [log.submit(draft()) for _ in range(200)]
+            gate.set()
+            indices = sorted(future.result().index for future in futures)
         assert indices == list(range(2, 202))
         assert len(syncs) <= 3
 
 
-def test_a_failed_write_leaves_the_log_as_it_was_and_heals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_that_cannot_be_an_entry_fails_alone(tmp_path: Path) -> None:
+    unknown = note.Ed25519Signer(f"{ORIGIN.removesuffix('/audit/1')}/writer/daemon", bytes(32)).key
+    revoked = KeyRevoked(
+        id=event_id(),
+        decision="allowed",
+        actor=Actor(kind="service", id="daemon"),
+        role="writer",
+        vkey=str(unknown),
+        reason="lost",
+    )
     with create(tmp_path) as log:
-        before = entries_file(tmp_path).read_bytes()
-
-        def half(descriptor: int, data: bytes) -> None:
-            os.write(descriptor, data[: len(data) // 2])
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr(durable, "write_all", half)
-        kept = draft()
-        with pytest.raises(AppendFailed, match="No space left"):
-            log.append(kept)
-        assert entries_file(tmp_path).read_bytes() == before
-        monkeypatch.undo()
-        assert log.append(kept).index == 2
-
-
-def test_a_failed_sync_is_never_tried_again_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = create(tmp_path)
-
-    def failing(_descriptor: int) -> None:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(durable, "sync", failing)
-    with pytest.raises(AppendFailed):
-        log.append(draft())
-    monkeypatch.undo()
-    assert log.broken
-    with pytest.raises(AppendFailed):
-        log.append(draft())
-    with pytest.raises(AppendFailed):
-        log.close()
-    with reopen(tmp_path) as again:  # the home was let go of, and what is on the disk is judged anew
-        assert again.size >= 3
+        futures = [log.submit(draft()), log.submit(revoked), log.submit(draft())]
+        assert (futures[0].result().index, futures[2].result().index) == (2, 3)
+        with pytest.raises(EntryRefused):
+            futures[1].result()
 
 
 def test_a_second_writer_is_refused(tmp_path: Path) -> None:
@@ -144,10 +138,12 @@ def test_a_second_writer_is_refused(tmp_path: Path) -> None:
 
 def test_a_second_log_is_not_made_over_the_first(tmp_path: Path) -> None:
     create(tmp_path).close()
-    before = entries_file(tmp_path).read_bytes()
+    before = leaves_of(tmp_path)
+    keys = (tmp_path / "audit" / "keys" / "log-1.key").read_bytes()
     with pytest.raises(SettingsUnsafe):
         create(tmp_path)
-    assert entries_file(tmp_path).read_bytes() == before
+    assert leaves_of(tmp_path) == before
+    assert (tmp_path / "audit" / "keys" / "log-1.key").read_bytes() == keys
     reopen(tmp_path).close()
 
 
@@ -262,11 +258,7 @@ def test_an_unclean_end_is_recorded_and_what_was_open_is_abandoned(tmp_path: Pat
             round=1,
         )
     )
-    end = entries_file(tmp_path).read_bytes()
-    signed = (tmp_path / "audit" / "1" / "checkpoint").read_bytes()
-    log.close()
-    entries_file(tmp_path).write_bytes(end)
-    (tmp_path / "audit" / "1" / "checkpoint").write_bytes(signed)
+    kill(log, tmp_path)
     reopen(tmp_path).close()
     booted = [event for event in events_of(tmp_path) if event["action"] == "log.booted"]
     assert booted[-1]["unclean"] is True

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from audit import checkpoint, key_files, note, storage
+from audit import checkpoint, key_files, note
 from audit.history import Flaw
 from audit.reading import find_log
 from audit.trust import parse_policy
@@ -29,7 +29,8 @@ def verified(home: Path, data: bytes, **reader: Any) -> Verification:
     witnesses = {"hungary": str(HUNGARY.key), "coordinator": str(COORDINATOR.key)}
     path = write_trust_policy(home / "pinned", party="cleveland", log_keys=[vkey], witnesses=witnesses, quorum=2)
     policy = parse_policy(path.read_text(encoding="utf-8"))
-    return verify(storage.read_lines(find_log(home).entries), data, Reader(policy, str(path), **reader))
+    with find_log(home).moment() as (snapshot, _):
+        return verify(snapshot, data, Reader(policy, str(path), **reader))
 
 
 def test_a_quorum_of_witnesses_is_proved(tmp_path: Path) -> None:
@@ -88,13 +89,14 @@ def test_a_checkpoint_by_a_log_key_that_the_log_does_not_declare_is_a_flaw(tmp_p
     stranger = note.Ed25519Signer(ORIGIN, bytes([9]) * 32)
     newest = checkpoint.parse(find_log(home).checkpoint_bytes())
     policy = parse_policy(f"log {stranger.key}\nquorum none\n")
-    lines = list(storage.read_lines(find_log(home).entries))
     data = checkpoint.sign(ORIGIN, newest.size, newest.root, stranger)
-    result = verify(lines, data, Reader(policy, "pinned"))
+    with find_log(home).moment() as (snapshot, _):
+        result = verify(snapshot, data, Reader(policy, "pinned"))
     assert [(flaw.code, flaw.where) for flaw in result.flaws] == [("CFD-A10", "file checkpoint")]
     kept = {"kept": data}
     both = parse_policy(f"log {stranger.key}\nlog {newest_key(home)}\nquorum none\n")
-    result = verify(lines, find_log(home).checkpoint_bytes(), Reader(both, "pinned", against=kept))
+    with find_log(home).moment() as (snapshot, signed):
+        result = verify(snapshot, signed, Reader(both, "pinned", against=kept))
     assert [(flaw.code, flaw.where) for flaw in result.flaws] == [("CFD-A10", "kept")]
 
 

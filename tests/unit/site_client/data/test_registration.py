@@ -17,6 +17,7 @@ from site_client.data.registration import NO_VERSION, DataOffice, Wish, noisy_co
 from site_client.data.registry import SplitRule
 from tests.support import data_files as files
 from tests.support import site_homes
+from tests.support.audit_logs import bytes_of
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def test_no_count_no_path_and_no_name_of_a_person_stands_in_the_log(
     home: Path, office: DataOffice, blood: Path
 ) -> None:
     office.add(wish(blood))
-    log = (home / "audit" / "1" / "entries.log").read_bytes()
+    log = bytes_of(home / "audit")
     assert b"blood.csv" not in log
     assert b"alice" not in log
     registered = site_homes.events(home)[-1]

@@ -1,0 +1,193 @@
+"""A stored log of which nothing is handed out that its tree doesn't hold.
+
+The partial tiles give the stored root, the tree at the newest checkpoint's size has the checkpoint's root, and each
+leaf hashes to what a checked tile has at its place. Entries that no checkpoint covers yet are opened in full, with
+their writer's signature. Rows that the projection found are compared with their leaf.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from audit import checkpoint as checkpoints
+from audit.canonical import Event
+from audit.entry import Entry, hash_text, read_frame, read_leaf
+from audit.errors import AuditError, EntryRefused, LogDamaged, LogUnreadable, NoteRefused, ProofRefused
+from audit.filters import Filters
+from audit.history import keyring_of, newest_origin, open_at
+from audit.merkle import leaf_hash
+from audit.opening import hash_in_tree
+from audit.projection import Row as ProjectedRow
+from audit.projection import row_of
+from audit.snapshot import Snapshot
+from audit.stored import StoredEntry
+from audit.tiles import Edge, TrustedTiles
+
+_BEFORE: Final = 256
+"""Entries below the newest checkpoint from which the chains of the writers above it are taken up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An entry as a list shows it."""
+
+    index: int
+    leaf_hash: str
+    leaf: bytes
+    event: Event
+    interpreted: bool
+
+
+def refused(message: str, code: str) -> AuditError:
+    """Return the refusal to show what doesn't agree with the log."""
+    return AuditError(code, message, hint="run `confide audit verify` to see all that is wrong")
+
+
+class CheckedLog:
+    """What a reader sees of a log at one moment.
+
+    Args:
+        snapshot: The store; not trusted.
+        newest_checkpoint: The file `checkpoint`, not newer than the store, empty where there is none.
+
+    Raises:
+        AuditError: The log is shorter than its checkpoint, or another one, or its tiles were altered.
+        LogUnreadable: There is no entry.
+    """
+
+    def __init__(self, snapshot: Snapshot, newest_checkpoint: bytes) -> None:
+        self._snapshot = snapshot
+        self._linked = False
+        try:
+            head = snapshot.head()
+            if head is None or head.size == 0:
+                raise LogUnreadable("the log has no entry")
+            self.size: Final = head.size
+            self._tree = TrustedTiles(snapshot, head.size, head.root)
+            trail = self._checked_trail()
+            self.origin: Final = newest_origin(trail[0][1]) if trail else ""
+            self._keyring = keyring_of(trail, self.origin)
+            self.signed_size: Final = self._check_signed(newest_checkpoint)
+        except (ProofRefused, EntryRefused, LogDamaged) as wrong:
+            raise refused(wrong.message, wrong.code) from None
+
+    def _checked_trail(self) -> list[tuple[int, bytes]]:
+        trail = self._snapshot.trail()
+        for index, leaf in trail:
+            if leaf_hash(leaf) != hash_in_tree(self._tree, index):
+                raise refused(f"the copy of entry {index} in the trail was altered", "CFD-A01")
+        return trail
+
+    def _check_signed(self, data: bytes) -> int:
+        if not data:
+            return 0
+        try:
+            keys = self._keyring.log_keys_at(checkpoints.parse(data).size)
+            signed = checkpoints.open_checkpoint(data, origin=self.origin, log_keys=keys)
+        except NoteRefused as wrong:
+            raise refused(f"file checkpoint: {wrong.message}", "CFD-A05") from None
+        if signed.size > self.size:
+            raise refused(f"truncated: {signed.size} entries then, {self.size} now", "CFD-A07")
+        if Edge.read(self._tree, signed.size).root() != signed.root:
+            raise refused(f"the first {signed.size} entries aren't those that were signed", "CFD-A04")
+        return signed.size
+
+    # --- entries ----------------------------------------------------------------------------------------------
+
+    def rows(self, first: int = 0) -> Iterator[Row]:
+        """Yield every entry from `first` on.
+
+        Raises:
+            AuditError: At the first entry that is missing or doesn't agree.
+        """
+        expected = first
+        for stored in self._snapshot.entries(first, self.size):
+            if stored.index != expected:
+                break
+            yield self._row(stored)
+            expected += 1
+        if expected != self.size:
+            raise refused(f"entry {expected} is missing", "CFD-A02")
+
+    def row(self, index: int) -> Row:
+        """Return the entry at `index`.
+
+        Raises:
+            AuditError: It is missing or doesn't agree.
+        """
+        stored = self._snapshot.entry(index) if index < self.size else None
+        if stored is None:
+            raise refused(f"entry {index} is missing", "CFD-A02")
+        return self._row(stored)
+
+    def find_id(self, event_id: bytes) -> int | None:
+        """Return the index of the entry under an event's id, as the store has it."""
+        found = self._snapshot.find_id(event_id)
+        return None if found is None else found[0]
+
+    def matching(self, filters: Filters) -> Iterator[Row]:
+        """Yield the entries that `filters` ask for, in order; their limit is the caller's.
+
+        Raises:
+            AuditError: At the first that doesn't agree.
+        """
+        first = 0 if filters.after is None else filters.after + 1
+        projected = min(self._snapshot.next_projected(), self.size)
+        for found in self._snapshot.matching(filters, first, projected):
+            yield self._projected_row(found)
+        for row in self.rows(max(first, projected)) if max(first, projected) < self.size else ():
+            if filters.match(row.index, row.event):
+                yield row
+
+    def count(self, filters: Filters) -> int:
+        """Return how many entries `matching` yields, as the projection counts them."""
+        first = 0 if filters.after is None else filters.after + 1
+        projected = min(self._snapshot.next_projected(), self.size)
+        tail = self.rows(max(first, projected)) if max(first, projected) < self.size else ()
+        return self._snapshot.count_matching(filters, first, projected) + sum(
+            filters.match(row.index, row.event) for row in tail
+        )
+
+    def _projected_row(self, found: ProjectedRow) -> Row:
+        index = found[0]
+        if type(index) is not int:
+            raise refused("a row of the projection has no index", "CFD-A14")
+        row = self.row(index)
+        if row_of(index, row.event) != found:
+            raise AuditError(
+                "CFD-A14", f"the projection shows entry {index} otherwise", hint="run `confide audit rebuild`"
+            )
+        return row
+
+    def _row(self, stored: StoredEntry) -> Row:
+        index = stored.index
+        if stored.damage or not stored.leaf:
+            raise refused(f"entry {index} can't be read: {stored.damage or 'it is blank'}", "CFD-A02")
+        hashed = leaf_hash(stored.leaf)
+        try:
+            if hashed != hash_in_tree(self._tree, index):
+                raise refused(f"entry {index} was altered", "CFD-A01")
+            entry = self._entry(index, stored.leaf)
+        except (ProofRefused, EntryRefused) as wrong:
+            raise refused(f"entry {index}: {wrong.message}", wrong.code) from None
+        return Row(index, hash_text(hashed), stored.leaf, entry.event, entry.interpreted)
+
+    def _check_links(self) -> None:
+        """Refuse a tail, which no checkpoint covers yet, from which an entry was taken."""
+        self._linked = True
+        chains: dict[str, tuple[int, str]] = {}
+        for stored in self._snapshot.entries(max(0, self.signed_size - _BEFORE), self.size):
+            event, _ = read_frame(stored.leaf, origin=self.origin)
+            index, writer = stored.index, str(event["writer"])
+            link = (event.get("seq"), event.get("prev"))
+            if index >= self.signed_size and chains.get(writer, link) != link:
+                raise refused(f"entry {index} doesn't follow its writer's last entry", "CFD-A11")
+            chains[writer] = (int(event["seq"]) + 1, hash_text(hash_in_tree(self._tree, index)))
+
+    def _entry(self, index: int, leaf: bytes) -> Entry:
+        if index >= self.signed_size and not self._linked:
+            self._check_links()
+        if index >= self.signed_size or index == 0:
+            return open_at(index, leaf, origin=self.origin, keyring=self._keyring)
+        entry, _ = read_leaf(leaf, origin=self.origin)
+        return entry

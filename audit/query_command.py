@@ -1,0 +1,194 @@
+"""`confide audit query` and `show`: rows that the tree holds, shown after the reading was recorded."""
+
+import argparse
+import itertools
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+from rich.console import Console
+
+from audit import edge, reading, rendering
+from audit.canonical import Event
+from audit.checked import CheckedLog, Row
+from audit.events import Query
+from audit.filters import FilterRefused, Filters, format_time, parse_time
+from audit.private import PrivateStore
+from audit.read_record import read_entry, talk
+from audit.reading import FoundLog
+
+TABLE_ROWS: Final = 100
+HELD_ROWS: Final = 2000
+"""Rows that are checked before the first is shown; more are shown one by one as they are checked."""
+PIPE_WIDTH: Final = 240
+
+
+def console() -> Console:
+    """Return a console for results; a pipe gets lines that aren't cut to a terminal's width."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+
+
+def _pseudonym(log: FoundLog, actor: str | None) -> str | None:
+    """Return the pseudonym of a login that this home knows; a pseudonym or a service's id stays as it is."""
+    if actor is None or actor.startswith("p1:") or log.audit_folder is None or not log.live:
+        return actor
+    store = PrivateStore(log.audit_folder, clock=edge.SystemClock(), random_bytes=os.urandom)
+    try:
+        return store.find(actor) or actor
+    finally:
+        store.close()
+
+
+def _after(log: FoundLog, text: str | None) -> int | None:
+    if text is None:
+        return None
+    if text.isascii() and text.isdigit() and len(text) < 19:
+        return int(text)
+    return reading.find_entry(log, text).index
+
+
+def _filters(given: argparse.Namespace, log: FoundLog) -> Filters:
+    limit: int | None = given.limit
+    if limit is not None and limit < 1:
+        raise FilterRefused("--limit is at least 1", hint="leave it out for all rows")
+    if limit is None and given.format == "table":
+        limit = TABLE_ROWS
+    return Filters(
+        dataset=given.dataset,
+        version=given.version,
+        job=given.job,
+        site=given.site,
+        actor=_pseudonym(log, given.actor),
+        purpose=given.purpose,
+        action=given.action,
+        decision=given.decision,
+        since_us=None if given.since is None else parse_time(given.since),
+        until_us=None if given.until is None else parse_time(given.until),
+        after=_after(log, given.after),
+        limit=limit,
+    )
+
+
+def query(given: argparse.Namespace, log: FoundLog) -> int:
+    """List the entries that the filters ask for."""
+    filters = _filters(given, log)
+    filters.recorded()  # refuses what no entry can hold before anything is read
+    with log.checked() as checked:
+        limit = filters.limit
+        found = checked.matching(filters)
+        held = list(itertools.islice(found, HELD_ROWS + 1 if limit is None else limit + 1))
+        if limit is None:
+            matched = len(held) if len(held) <= HELD_ROWS else checked.count(filters)
+            rows: Iterable[Row] = itertools.chain(held, found)
+        else:
+            matched = min(len(held), limit)
+            rows = held[:limit]
+        following = held[matched - 1].index if limit is not None and len(held) > limit else None
+        if filters.actor is not None and not filters.actor.startswith("p1:") and not held:
+            # a name that the log doesn't hold must not enter it by a question
+            filters = replace(filters, actor="unknown")
+        read_entry(log, filters.recorded(), matched, given.format)
+        _print(given, checked, rows, following)
+    if given.format == "table":
+        talk(f"{matched} entries, times in UTC")
+    if following is not None:
+        talk(f"more entries match; go on with --after {following}")
+    return 0
+
+
+def _print(given: argparse.Namespace, checked: CheckedLog, rows: Iterable[Row], following: int | None) -> None:
+    match given.format:
+        case "csv":
+            sys.stdout.reconfigure(newline="")  # type: ignore[union-attr]
+            sys.stdout.writelines(rendering.csv_lines(rows))
+        case "jsonl":
+            for row in rows:
+                print(rendering.json_text({"schema": "confide/audit-entry/v1", **rendering.row_value(row)}))
+        case "json":
+            sys.stdout.writelines(_document(checked.origin, rows, following))
+        case _:
+            console().print(rendering.table_of(rows))
+
+
+def _document(origin: str, rows: Iterable[Row], following: int | None) -> Iterable[str]:
+    """Yield the pieces of one JSON document, a row at a time."""
+    yield f'{{\n  "schema": "confide/audit-entries/v1",\n  "log": {rendering.json_text(origin)},\n  "rows": ['
+    comma = ""
+    for row in rows:
+        yield comma + "\n" + _indented(rendering.json_text(rendering.row_value(row), indent=2))
+        comma = ","
+    yield "\n  ]" if comma else "]"
+    yield "\n}\n" if following is None else f',\n  "after": {following}\n}}\n'
+
+
+def _indented(text: str) -> str:
+    return "\n".join("    " + line for line in text.split("\n"))
+
+
+# --- show -----------------------------------------------------------------------------------------------------
+
+
+def _private_lines(log: FoundLog, row: Row) -> list[tuple[str, str]]:
+    """Return what this home's side store holds behind an entry's pseudonyms and commitments."""
+    if log.audit_folder is None or not log.live:
+        return []
+    lines = []
+    store = PrivateStore(log.audit_folder, clock=edge.SystemClock(), random_bytes=os.urandom)
+    try:
+        actor = str(row.event["actor"]["id"])
+        name = store.name_of(actor) if actor.startswith("p1:") else None
+        if name is not None:
+            lines.append(("actor", f"{name} (not verified: from the side store)"))
+        for field, commitment in sorted(row.event.get("private", {}).items()):
+            value = store.value_of(commitment)
+            shown = "erased" if value is None else f"{value.decode('utf-8', 'backslashreplace')} (opens its commitment)"
+            lines.append((field, shown))
+    finally:
+        store.close()
+    return lines
+
+
+def show(given: argparse.Namespace, log: FoundLog) -> int:
+    """Print one entry in full."""
+    row = reading.find_entry(log, given.entry)
+    private = _private_lines(log, row)
+    read_entry(log, Query(entry=str(row.index)), 1, given.format)
+    if given.format in ("json", "jsonl"):
+        value: Event = {
+            "schema": "confide/audit-entry/v1",
+            "log": reading.origin_of(log),
+            **rendering.row_value(row),
+            "leaf": row.leaf.decode(),
+            "private": dict(private),
+        }
+        print(rendering.json_text(value, indent=2 if given.format == "json" else None))
+        return 0
+    lines = [
+        ("log", reading.origin_of(log)),
+        ("entry", str(row.index)),
+        ("time", f"{format_time(row.event['t_us'])} (UTC, as the writer's clock said)"),
+        ("leaf hash", row.leaf_hash),
+        ("signed by", str(row.event["writer"])),
+        *_flat(row.event),
+        *private,
+    ]
+    width = max(len(name) for name, _ in lines)
+    for name, text in lines:
+        print(f"{rendering.visible(name):<{width}}  {rendering.visible(text)}")
+    if not row.interpreted:
+        talk("note: CFD-A44 not interpreted by this version; bytes, chain and signature agree")
+    return 0
+
+
+def _flat(event: Event, prefix: str = "") -> list[tuple[str, str]]:
+    lines: list[tuple[str, str]] = []
+    for name, value in event.items():
+        if isinstance(value, dict):
+            lines.extend(_flat(value, f"{prefix}{name}."))
+        elif isinstance(value, list):
+            lines.append((prefix + name, ", ".join(map(str, value))))
+        else:
+            lines.append((prefix + name, str(value).lower() if isinstance(value, bool) else str(value)))
+    return lines

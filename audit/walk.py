@@ -1,0 +1,336 @@
+"""The replay of a stored log, entry by entry, in memory independent of their number; pure.
+
+Leaves, their hashes in the rows, and the tiles say the same thing three times. Where one of them differs from the
+other two it is the one that was altered; where an entry and its row agree against the tile, the signed root decides
+(`verification`). A flaw names its entry or its tile, and the walk goes on behind it, so that one altered byte isn't
+reported as a thousand flaws.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Final
+
+from audit import tiles
+from audit.canonical import Event
+from audit.entry import hash_text, read_frame
+from audit.errors import AuditError, EntryRefused
+from audit.history import TRAIL_ACTIONS, Flaw, History, newest_origin
+from audit.keyring import Keyring
+from audit.merkle import leaf_hash
+from audit.projection import row_of
+from audit.sequence import SequenceRules
+from audit.stored import Head, StoredEntry, StoredLog
+from audit.tiles import HASHES_PER_TILE, Edge
+
+MAX_FLAWS: Final = 1000
+_UNKNOWN: Final = bytes(32)
+
+
+@dataclass(slots=True)
+class Walk:
+    """The replay of one store; `run` it once.
+
+    Attributes:
+        log: What is stored.
+        wanted_sizes: Sizes at which the root is asked for.
+        complete: Replay the rules of order and compare the projections, too.
+        history: Where the replay stands.
+        flaws: What is wrong.
+        notes: What is no flaw, but to be known.
+        roots: By size, over the entries.
+        other_roots: By size, over what else has the entries' hashes: their tiles, and behind the last full one their
+            leaves.
+        disputed: Entries that agree with their row and not with their tile.
+        broken: Some entry's hash isn't known, so no root follows.
+        stopped: Without the keys that entry 0 lists, nothing behind it can be judged.
+    """
+
+    log: StoredLog
+    wanted_sizes: set[int]
+    complete: bool
+    history: History = field(default_factory=lambda: History(""))
+    flaws: list[Flaw] = field(default_factory=list)
+    notes: list[Flaw] = field(default_factory=list)
+    roots: dict[int, bytes] = field(default_factory=dict)
+    other_roots: dict[int, bytes] = field(default_factory=dict)
+    disputed: list[int] = field(default_factory=list)
+    broken: bool = False
+    stopped: bool = False
+    rules: SequenceRules = field(default_factory=SequenceRules)
+    last_event: Event | None = None
+    running: bool = False
+    _edge: Edge = field(default_factory=Edge)
+    _other_edge: Edge = field(default_factory=Edge)
+    _linked: set[str] | None = None
+    """Writers whose last entry is known since one was lost; None while none was."""
+    _trail: dict[int, bytes] = field(default_factory=dict)
+    _blank: dict[int, bytes] = field(default_factory=dict)
+    _writer_ends: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+
+    @property
+    def root(self) -> bytes:
+        """Return the root over the entries."""
+        return self._edge.root()
+
+    @property
+    def size(self) -> int:
+        """Return the number of entries."""
+        return self.history.size
+
+    def has_root(self, root: bytes, size: int | None = None) -> bool:
+        """Return whether the first `size` entries, or all, or what else has their hashes, give `root`."""
+        if size is None:
+            return root in (self.root, self._other_edge.root())
+        return root in (self.roots.get(size), self.other_roots.get(size))
+
+    def flaw(self, code: str, where: str, what: str) -> None:
+        """Add a flaw, up to a thousand."""
+        if len(self.flaws) < MAX_FLAWS:
+            self.flaws.append(Flaw(code, where, what))
+
+    def run(self, progress: Callable[[int], None]) -> None:
+        """Replay the whole store, telling `progress` how many entries were read."""
+        head = self.log.head()
+        size = self.log.last_index() + 1
+        if head is None:
+            self.flaw("CFD-A02", "the head", "missing: nothing in the store says how long the log is")
+        elif head.size < size:
+            self.flaw("CFD-A01", _span(head.size, size), "stored behind the end of the log")
+            size = head.size
+        elif head.size > size:
+            self.flaw("CFD-A02", _span(size, head.size), "missing: written, and not stored")
+        next_projected = self.log.next_projected() if self.complete else 0
+        for n, stored in _tilewise(self.log.entries(0, size)):
+            self._pass_over(n * HASHES_PER_TILE)
+            self._take_tile(n, stored, size)
+            if self.stopped:
+                return
+            if self.complete:
+                first = n * HASHES_PER_TILE
+                self._compare_projection(first, min(first + HASHES_PER_TILE, next_projected), stored)
+            progress(self.size)
+        if not self.broken:
+            self._compare_upper(self._edge.partial)
+        self._finish(head)
+
+    def _pass_over(self, first: int) -> None:
+        """Name whole tiles of entries of which nothing is stored."""
+        if self.size < first:
+            self.flaw("CFD-A02", _span(self.size, first), "missing: removed, or moved elsewhere")
+            self.broken = True
+            self._lose(first - 1, None)
+            if self._edge.size == 0:
+                self._go_on_without_keys(None)
+
+    # --- one tile of entries ----------------------------------------------------------------------------------
+
+    def _take_tile(self, n: int, stored: dict[int, StoredEntry], size: int) -> None:
+        first = n * HASHES_PER_TILE
+        end = min(first + HASHES_PER_TILE, size)
+        kept = self._tile_hashes(n, end - first, stored)
+        hashes, others = [], []
+        for index in range(first, end):
+            row = stored.get(index)
+            hashes.append(self._take(index, row, kept.get(index)))
+            others.append(kept.get(index, hashes[-1]))
+            if end - first < HASHES_PER_TILE and row is not None and row.leaf:
+                others[-1] = leaf_hash(row.leaf)  # here the row is all there is beside the leaf
+            if self.stopped:
+                return
+        self._grow(hashes, others)
+
+    def _tile_hashes(self, n: int, width: int, stored: dict[int, StoredEntry]) -> dict[int, bytes]:
+        """Return the hashes that level 0 has, which for its partial tile are those of the rows."""
+        first = n * HASHES_PER_TILE
+        if width < HASHES_PER_TILE:
+            return {index: row.leaf_hash for index, row in stored.items() if len(row.leaf_hash) == tiles.HASH_BYTES}
+        try:
+            hashes = tiles.split_hashes(self.log.tile(0, n, width))
+        except AuditError as refused:
+            self.flaw("CFD-A03", tiles.tile_path(0, n), refused.message)
+            return {}
+        return dict(enumerate(hashes, first))
+
+    def _take(self, index: int, row: StoredEntry | None, kept: bytes | None) -> bytes:
+        """Go on by one entry and return its hash."""
+        where = f"entry {index}"
+        if row is None or row.damage:
+            what = "missing: removed, or moved elsewhere" if row is None else f"can't be read: {row.damage}"
+            self.flaw("CFD-A02", where, what)
+            return self._lose(index, kept)
+        if not row.leaf:
+            self._blank[index] = kept or row.leaf_hash
+            return self._lose(index, kept or row.leaf_hash)
+        hashed = leaf_hash(row.leaf)
+        if hashed != row.leaf_hash:
+            altered = "was altered" if hashed != kept else "was altered: its row has another hash"
+            self.flaw("CFD-A01", where, altered)
+            return self._lose(index, kept if kept is not None else row.leaf_hash)
+        disputed = kept is not None and kept != hashed
+        opened = self._open(index, row, hashed, disputed=disputed)
+        return kept if kept is not None and disputed and not opened else hashed
+
+    def _lose(self, index: int, known: bytes | None) -> bytes:
+        """Go on behind an entry that can't be read, and return its hash as far as something else has it."""
+        self.history = self.history.skip_to(index + 1)
+        self._linked = set()
+        self.broken = self.broken or not known
+        if index == 0:
+            self._go_on_without_keys(None)
+        return known or _UNKNOWN
+
+    def _go_on_without_keys(self, leaf: bytes | None) -> None:
+        """Where entry 0 is flawed, go on by the keys that it may still show, or else stop."""
+        with contextlib.suppress(EntryRefused):
+            if leaf is not None:
+                event, _ = read_frame(leaf, origin=None)
+                self.history = replace(self.history, origin=newest_origin(leaf), keyring=Keyring.opened(event))
+                return
+            for index, copy in self.log.trail():
+                if index == 0:
+                    self._go_on_without_keys(copy)
+                    return
+        self.flaw("CFD-A02", "entry 0", "without the keys that it lists, the entries behind it can't be judged")
+        self.stopped = True
+
+    def _open(self, index: int, row: StoredEntry, hashed: bytes, *, disputed: bool) -> bool:
+        """Open the entry in full and return whether it is one."""
+        where = f"entry {index}"
+        if index == 0:
+            with contextlib.suppress(EntryRefused):
+                self.history = History(newest_origin(row.leaf))
+        try:
+            entry = self.history.open_next(row.leaf)
+            history = self.history.after(entry.event, hashed)
+        except EntryRefused as refused:
+            # An altered byte breaks tile and signature alike; the first is the plainer word for it.
+            what = f"was altered: {refused.message}" if disputed else refused.message
+            self.flaw("CFD-A01" if disputed else refused.code, where, what)
+            self.history = self.history.skip_to(index + 1)
+            self._linked = set()
+            if index == 0:
+                self._go_on_without_keys(row.leaf)
+            return False
+        if disputed:
+            self.disputed.append(index)
+        event = entry.event
+        self._check_link(event)
+        self.history = history
+        if event["id"] != row.event_id.hex():
+            self.flaw("CFD-A01", where, "is kept under another id than its own")
+        self._note(event, index, hashed, interpreted=entry.interpreted)
+        return True
+
+    def _check_link(self, event: Event) -> None:
+        writer = event["writer"]
+        for flaw in self.history.flaws_of(event):
+            if flaw.code != "CFD-A11" or self._linked is None or writer in self._linked:
+                self.flaw(flaw.code, flaw.where, flaw.what)
+        if self._linked is not None:
+            self._linked.add(writer)
+
+    def _note(self, event: Event, index: int, hashed: bytes, *, interpreted: bool) -> None:
+        where = f"entry {index}"
+        self.last_event = event
+        self._writer_ends[event["writer"]] = (index, hashed)
+        if not interpreted:
+            self.notes.append(Flaw("CFD-A44", where, "not interpreted by this version; its bytes and signature agree"))
+            return
+        action = event["action"]
+        self.running = {"log.booted": True, "log.closed": False}.get(action, self.running)
+        if action in TRAIL_ACTIONS:
+            self._trail[index] = hashed
+        if action == "log.booted" and event.get("unclean"):
+            self.notes.append(Flaw("CFD-A40", where, "unclean end before this entry, repaired at boot"))
+        if action == "key.revoked" and "suspect_from" in event:
+            span = f"entries {event['suspect_from']} to {index}"
+            self.notes.append(Flaw("CFD-A43", span, "may be by a thief of the writer's key"))
+        if action == "audit.redacted" and hash_text(self._blank.get(event["index"], b"")) == event["leaf_hash"]:
+            del self._blank[event["index"]]
+            self.notes.append(Flaw("CFD-A41", f"entry {event['index']}", f"redacted, record {index}"))
+        if self.complete:
+            self.rules.take(index, event)
+
+    # --- tree -------------------------------------------------------------------------------------------------
+
+    def _grow(self, hashes: list[bytes], others: list[bytes]) -> None:
+        if self.broken:
+            return
+        before = self._edge.size
+        for size in sorted(self.wanted_sizes):
+            if before < size <= before + len(hashes):
+                self.roots[size] = self._edge.grow(hashes[: size - before]).edge.root()
+                self.other_roots[size] = self._other_edge.grow(others[: size - before]).edge.root()
+        growth = self._edge.grow(hashes)
+        self._other_edge = self._other_edge.grow(others).edge
+        self._edge = growth.edge
+        for tile in growth.tiles:
+            if tile.level and tile.full:
+                self._compare_tile(tile.level, tile.n, tile.hashes)
+
+    def _compare_upper(self, partial: tuple[bytes, ...]) -> None:
+        for level, hashes in enumerate(partial):
+            if level and hashes:
+                n = (self._edge.size >> (8 * level)) // HASHES_PER_TILE
+                self._compare_tile(level, n, hashes)
+
+    def _compare_tile(self, level: int, n: int, hashes: bytes) -> None:
+        width = len(hashes) // tiles.HASH_BYTES
+        where = tiles.tile_path(level, n, width)
+        try:
+            if self.log.tile(level, n, width) != hashes:
+                self.flaw("CFD-A03", where, "isn't the tile over these entries")
+        except AuditError as refused:
+            self.flaw("CFD-A03", where, refused.message)
+
+    # --- what is derived --------------------------------------------------------------------------------------
+
+    def _compare_projection(self, first: int, end: int, stored: dict[int, StoredEntry]) -> None:
+        rows = self.log.projected(first, end)
+        for index in range(first, end):
+            if index not in stored:
+                continue
+            with contextlib.suppress(EntryRefused, KeyError):  # a flawed entry has been named already
+                event, _ = read_frame(stored[index].leaf, origin=self.history.origin)
+                if rows.get(index) != row_of(index, event):
+                    what = "another" if index in rows else "no"
+                    self.flaw("CFD-A14", f"entry {index}", f"the projection has {what} row for it; rebuild it")
+
+    def _finish(self, head: Head | None) -> None:
+        """Compare what the store says besides its entries."""
+        for index, hashed in self._blank.items():
+            self.flaw("CFD-A02", f"entry {index}", f"blank, and no later entry records why ({hash_text(hashed)[:23]})")
+        for later, earlier in self.log.repeated_ids():
+            self.flaw("CFD-A12", f"entry {later}", f"repeats the id of entry {earlier}")
+        copies = {index: leaf_hash(leaf) for index, leaf in self.log.trail()}
+        wrong = {index for index, hashed in self._trail.items() if copies.get(index) != hashed}
+        if self._linked is None:  # else it may be the copy of an entry that was named already
+            wrong |= copies.keys() - self._trail.keys()
+        for index in sorted(wrong):
+            self.flaw("CFD-A14", f"entry {index}", "the trail has another copy of it, or none")
+        self._compare_writers()
+        if head is not None and not self.broken and not self.has_root(head.root):
+            self.flaw("CFD-A04", "the head", f"the root over the {self.size} entries isn't the one stored with them")
+        if head is not None and not self.flaws and (head.t_us, head.running) != (self.history.t_us, self.running):
+            self.flaw("CFD-A14", "the head", "its time or state isn't that of the entries")
+
+    def _compare_writers(self) -> None:
+        stored = {row.name: row for row in self.log.writers()}
+        for name, (index, hashed) in self._writer_ends.items():
+            row = stored.get(name)
+            if self._linked is not None and name not in self._linked:
+                continue
+            if row is None or (row.last_index, row.last_hash) != (index, hashed):
+                self.flaw("CFD-A14", f"writer {name}", f"its row isn't about its last entry, {index}")
+
+
+def _span(first: int, end: int) -> str:
+    return f"entry {first}" if end == first + 1 else f"entries {first} to {end - 1}"
+
+
+def _tilewise(rows: Iterator[StoredEntry]) -> Iterator[tuple[int, dict[int, StoredEntry]]]:
+    """Yield the number of each tile of level 0 that has an entry, with their rows by index."""
+    for n, group in groupby(rows, key=lambda row: row.index // HASHES_PER_TILE):
+        yield n, {row.index: row for row in group}
