@@ -5,6 +5,7 @@ the home is complete.
 """
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import Final
@@ -45,6 +46,16 @@ Make a new federation: keys, certificate authority, database, audit log, configu
 
 Example: confide coordinator init --name heart.example.org --address coordinator.example.org:9443
 """
+_NEXT: Final = """
+The federation's root key is {root}. It signs the charter and nothing else, and `serve` never
+opens it. Best keep it offline: move the file to a medium in a safe, and give it when members change:
+    confide coordinator charter sign --root-key FILE
+
+Nobody may submit jobs yet. Next, with a name and an organisation of yours:
+    confide coordinator user add NAME --role coordinator{where}
+    confide coordinator serve{where}
+    confide coordinator invite SITE --operator ORGANISATION{where}
+"""
 
 
 def init(arguments: list[str]) -> int:
@@ -76,6 +87,8 @@ def init(arguments: list[str]) -> int:
     title = f"The coordinator of {configuration.federation}."
     write_whole(home.configuration_file, commented_yaml(configuration, title=title).encode())
     _tell(home, configuration, options.format)
+    where = "" if options.home is None else f" --home {shlex.quote(options.home)}"
+    sys.stderr.write(_NEXT.format(root=home.root_file, where=where))
     return 0
 
 
@@ -156,9 +169,3 @@ def _tell(home: CoordinatorHome, configuration: CoordinatorConfiguration, form: 
         "audit_log_key": coordinator_keys(home, configuration).audit.log,
     }
     print_record(shown, schema="confide/coordinator-home/v1", form="json" if form != "table" else "table")
-    sys.stderr.write(
-        f"\nThe federation's root key is {home.root_file}. It signs the charter and nothing else, and `serve` never\n"
-        "opens it. Best keep it offline: move the file to a medium in a safe, and give it when members change:\n"
-        "    confide coordinator charter sign --root-key FILE\n"
-        "Next: confide coordinator user add NAME --role coordinator, then confide coordinator serve\n"
-    )

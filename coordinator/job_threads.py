@@ -15,12 +15,15 @@ from sqlalchemy.exc import DBAPIError
 from audit.errors import AuditError
 from coordinator.exchange import Interrupted
 from coordinator.round_work import RoundWork
+from federation.edge.database import is_disk_full
 from federation.edge.logs import Log
 from federation.errors import ConfideError, OutOfOrder
 from federation.messages import JobId, PhaseReply, SiteId
 
 RETRY_DELAYS_S: Final = (2.0, 10.0, 60.0, 300.0)
 """How long a job waits before its rounds are tried again after a fault of the coordinator's own."""
+DISK_LOOK_S: Final = 10.0
+"""How often a job whose disk is full looks whether there is space again."""
 
 
 class Grid(Protocol):
@@ -152,11 +155,16 @@ class JobThreads:
             self._on_stopped(job)
 
     def _run_with_retries(self, job: JobId) -> None:
-        for delay_s in (*RETRY_DELAYS_S, None):
+        delays = iter(RETRY_DELAYS_S)
+        while True:
             try:
                 self._run_once(job)
             except (DBAPIError, AuditError, OSError) as problem:
-                reference = self._log.internal("job.interrupted", problem, job=job, code="CFD-J07")
+                full = is_disk_full(problem)
+                code = "CFD-G08" if full else "CFD-J07"
+                reference = self._log.internal("job.interrupted", problem, job=job, code=code)
+                # A full disk ends no job: its rounds go on, from what is on disk, when there is space again.
+                delay_s = DISK_LOOK_S if full else next(delays, None)
                 if delay_s is None:
                     self._break(job, reference)
                 elif not self._stopping.wait(delay_s):

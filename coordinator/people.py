@@ -5,6 +5,7 @@ A person is named by `--as NAME`; a home with one person needs no name. `--key`,
 """
 
 import argparse
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def person_of(options: argparse.Namespace) -> Person:
     if not home.configuration_file.exists():
         text = f"there is no coordinator's home at {home.path}"
         raise ConfigurationWrong("CFD-E22", text, hint="give --home DIR, or run `confide coordinator init`")
-    name = options.person or _only_person(home)
+    name = options.person or _only_person(home, options.home)
     return Person(
         name,
         options.key or home.person_key_file(name),
@@ -68,13 +69,14 @@ def person_of(options: argparse.Namespace) -> Person:
     )
 
 
-def _only_person(home: CoordinatorHome) -> str:
+def _only_person(home: CoordinatorHome, given: str | None) -> str:
     names = sorted(path.stem for path in (home.path / "tokens").glob("*.token"))
     if len(names) == 1:
         return names[0]
     if not names:
         text = f"nobody may use the API of {home.path} yet"
-        raise InvalidInput("CFD-J24", text, hint="confide coordinator user add NAME --role coordinator")
+        where = "" if given is None else f" --home {shlex.quote(given)}"
+        raise InvalidInput("CFD-J24", text, hint=f"confide coordinator user add NAME --role coordinator{where}")
     raise InvalidInput("CFD-J24", f"{home.path} has the files of {', '.join(names)}", hint="name one: --as NAME")
 
 

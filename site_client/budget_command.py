@@ -8,12 +8,15 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from federation.edge.clock import Clock
+    from privacy.accounting.statement import DataSetFigures
     from site_client.budget.store import BudgetStore
 
 HELP: Final = """confide site budget: the privacy budget of a data set
 
   confide site budget show NAME [--statement] [--format table|json]
-      reserved, spent and left, by policy and by job; --statement says in plain words what it means for a person
+      reserved, spent and left, by policy and by job; --statement says in plain words what it means for a person, with
+      the exact epsilon of each job's own schedule where that is computed in ten seconds
 
   confide site budget settle JOB --reason TEXT
       end a job's reservation by hand and give back what was never leased; what was leased stays spent
@@ -43,6 +46,7 @@ def show(arguments: list[str]) -> int:
     parser.add_argument("--format", choices=("table", "json"), default="table")
     parser.add_argument("--home", metavar="DIR", default=None)
     options = parser.parse_args(arguments)
+    from federation.edge.clock import SystemClock
     from site_client.budget.report import figures_as_json, statement, table
 
     store = _open(options.home)
@@ -50,14 +54,33 @@ def show(arguments: list[str]) -> int:
         figures = store.show(options.name)
     finally:
         store.close()
+    lines = statement(figures, exact_of(figures, SystemClock())) if options.statement else table(figures)
     if options.format == "json":
         document: dict[str, Any] = figures_as_json(figures)
         if options.statement:
-            document["statement"] = statement(figures)
+            document["statement"] = lines
         print(json.dumps(document, indent=2, ensure_ascii=False))
     else:
-        print("\n".join(statement(figures) if options.statement else table(figures)))
+        print("\n".join(lines))
     return 0
+
+
+def exact_of(figures: "DataSetFigures", clock: "Clock") -> dict[str, float]:
+    """Return the exact epsilon of each job's whole schedule, as far as it is said in ten seconds altogether."""
+    from privacy.accounting.events import PoissonGaussian
+    from privacy.accounting.profile import TIME_LIMIT_S, exact_epsilon
+
+    found: dict[str, float] = {}
+    until_s = clock.monotonic_s() + TIME_LIMIT_S
+    for job in reversed(figures.jobs):  # the newest first: of the others the bound is known
+        left_s = until_s - clock.monotonic_s()
+        if job.use != "train" or not job.noise_multiplier or left_s <= 0:
+            continue
+        event = PoissonGaussian(sampling_rate=job.sampling_rate, noise_multiplier=job.noise_multiplier)
+        epsilon = exact_epsilon([(event, job.steps)], job.delta, time_limit_s=left_s)
+        if epsilon is not None:
+            found[job.job] = epsilon
+    return found
 
 
 def settle(arguments: list[str]) -> int:

@@ -305,7 +305,7 @@ def rows_of_units(units: Any, units_count: int, cap: int) -> tuple[Any, Any]:
     Args:
         units: [rows] int64, the unit of each row, 0 … `units_count` − 1.
         units_count: Number of units.
-        cap: Most rows of one unit; further ones, in the order of the data set's version, are left out.
+        cap: Most rows of one unit; further ones, in the order in which intake kept them, are left out.
     """
     order = np.argsort(units, kind="stable")
     counts = np.bincount(units, minlength=units_count)

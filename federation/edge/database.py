@@ -8,6 +8,7 @@ stays open while something is computed: hand in small functions. A database per 
 time beside short commands.
 """
 
+import errno
 import os
 import re
 import sqlite3
@@ -21,7 +22,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 
 from federation.edge.files import FILE_MODE, cannot_write, make_folder, read_secret
-from federation.errors import ConfigurationWrong
+from federation.errors import ConfideError, ConfigurationWrong
 
 T = TypeVar("T")
 
@@ -47,6 +48,8 @@ NETWORK_FILE_SYSTEMS: Final = frozenset(
 )
 # FUSE is how most others come (sshfs, s3fs, glusterfs); these two are local disks.
 LOCAL_FUSE: Final = frozenset({"fuseblk", "fuse.fuse-overlayfs"})
+# The second: its shared memory, a file beside the database, can't grow. PostgreSQL says 53100, disk_full.
+_SQLITE_IS_FULL: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE})
 _READ_ONLY: Final = "confide_read_only"
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 
@@ -193,9 +196,30 @@ def _checked(engine: Engine) -> Engine:
             return engine
     except DBAPIError as problem:
         engine.dispose()
+        if is_disk_full(problem):
+            raise disk_full(engine) from problem
         raise ConfigurationWrong(
             "CFD-C07", f"the database {engine.url.render_as_string()} can't be opened: {_cause(problem)}"
         ) from problem
+
+
+def is_disk_full(problem: BaseException | None) -> bool:
+    """Return whether `problem`, or what caused it, is that a disk has no space left."""
+    while problem is not None:
+        said = problem.orig if isinstance(problem, DBAPIError) else problem
+        if isinstance(said, OSError) and said.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if getattr(said, "sqlite_errorcode", None) in _SQLITE_IS_FULL or getattr(said, "sqlstate", None) == "53100":
+            return True
+        problem = problem.__cause__
+    return False
+
+
+def disk_full(engine: Engine) -> ConfideError:
+    """Return the error that says which database's disk is full."""
+    if engine.url.get_backend_name() == "sqlite":
+        return cannot_write(Path(engine.url.database or ""), OSError(errno.ENOSPC, "full"))
+    return ConfigurationWrong("CFD-G08", f"the disk of the database {engine.url.render_as_string()} is full")
 
 
 def _cause(problem: DBAPIError) -> str:

@@ -43,12 +43,20 @@ def cannot_write(path: Path, problem: OSError) -> ConfideError:
     if problem.errno == errno.EROFS:
         why, hint = "read-only file system", "mount it writable, or choose another --home"
     elif problem.errno in (errno.ENOSPC, errno.EDQUOT):
-        why, hint = "no space left", "free some space, and run this again"
+        text = f"cannot write {path}: the disk of {_mount_of(path)} is full"
+        return ConfigurationWrong("CFD-G08", text, hint="free some space, and run this again")
     else:
         why, hint = problem.strerror or "not allowed", "change the owner or the permissions, or choose another --home"
     return ConfigurationWrong(
         "CFD-G04", f"cannot write {path} (uid {os.geteuid()}, owner {_owner(path)}): {why}", hint=hint
     )
+
+
+def _mount_of(path: Path) -> Path:
+    place = next((found for found in (path, *path.parents) if found.exists()), Path("/")).resolve()
+    while not place.is_mount():
+        place = place.parent
+    return place
 
 
 def make_folder(path: Path) -> Path:
@@ -233,7 +241,11 @@ class HomeLock:
             os.close(descriptor)
             raise cannot_write(self._path, problem) from problem
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
+        try:
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
+        except OSError as problem:
+            os.close(descriptor)
+            raise cannot_write(self._path, problem) from problem
         self._descriptor = descriptor
         return self
 

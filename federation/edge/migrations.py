@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from sqlalchemy import Connection, Engine, column, inspect, select, table
+from sqlalchemy.exc import DBAPIError
 
-from federation.edge.database import read
+from federation.edge.database import disk_full, is_disk_full, read
 from federation.errors import ConfigurationWrong
 
 _VERSIONS: Final = table("alembic_version", column("version_num"))
@@ -25,7 +26,7 @@ def bring_up(engine: Engine, folder: Path, *, head: str) -> None:
         head: The newest of the versions.
 
     Raises:
-        ConfigurationWrong: The database belongs to a newer program; it is unchanged.
+        ConfigurationWrong: The database belongs to a newer program, or its disk is full; it is unchanged.
     """
     found = _version(engine)
     if found == head:
@@ -36,8 +37,13 @@ def bring_up(engine: Engine, folder: Path, *, head: str) -> None:
             f"the database {engine.url.render_as_string()} has shape {found}, this program knows {head}",
             hint="run the newer program, or restore a backup that was made with this one",
         )
-    with engine.connect() as connection, connection.begin():
-        run(connection, folder, head)
+    try:
+        with engine.connect() as connection, connection.begin():
+            run(connection, folder, head)
+    except DBAPIError as problem:
+        if is_disk_full(problem):
+            raise disk_full(engine) from problem
+        raise
 
 
 def run(connection: Connection, folder: Path, version: str) -> None:

@@ -4,7 +4,9 @@ Not printed anywhere: "anonymous", "no risk", an ε without unit, relation and p
 single round (privacy design, 9).
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any, Final
 
 from privacy.accounting.convert import odds_percent, printed
@@ -66,13 +68,18 @@ def table(figures: DataSetFigures) -> list[str]:
     return lines
 
 
-def statement(figures: DataSetFigures) -> list[str]:
-    """Return what a person who isn't a specialist should read."""
+def statement(figures: DataSetFigures, exact: Mapping[str, float] = MappingProxyType({})) -> list[str]:
+    """Return what a person who isn't a specialist should read.
+
+    Args:
+        figures: The data set's.
+        exact: The exact epsilon of jobs whose schedule was fixed beforehand, where it is known (`exact`).
+    """
     lines = [f"Privacy statement for {figures.data_set}, version {figures.version}", ""]
     for policy in figures.policies:
         lines += _policy_statement(policy)
     lines += ["Jobs so far, each with what it alone amounts to (these figures must not be added up):"]
-    lines += [f"  {_job_statement(job)}" for job in figures.jobs] or ["  none"]
+    lines += [f"  {_job_statement(job, exact.get(job.job))}" for job in figures.jobs] or ["  none"]
     lines += _rests_on(figures)
     return lines
 
@@ -119,10 +126,12 @@ def _policy_statement(policy: PolicyFigures) -> list[str]:
     return [*lines, ""]
 
 
-def _job_statement(job: JobFigures) -> str:
+def _job_statement(job: JobFigures, exact: float | None) -> str:
+    alone = exact is not None and job.use == "train"
+    whole = f"; exact for this job alone, taken to its end: epsilon {printed(exact or 0.0)}" if alone else ""
     return (
         f"{job.since}  {job.job} ({_USE[job.use]}): epsilon {printed(job.epsilon_so_far)} of at most "
-        f"{job.epsilon_ceiling:g}, delta {job.delta:g}, {job.state}"
+        f"{job.epsilon_ceiling:g}, delta {job.delta:g}, {job.state}{whole}"
     )
 
 

@@ -33,13 +33,16 @@ Split = SplitByColumn | SplitByHash
 class Definition:
     """What a data set is, beside its rows: the contract, the site's map, whose rows belong together, and the split.
 
-    `entity` is a column of the contract or of the files; None makes each row its own unit.
+    `entity` is a column of the contract or of the files; None makes each row its own unit. `order_key` is the site's
+    secret of the order in which an entity's rows are kept: a plan that caps the rows of one entity takes the first of
+    them, and nobody who can add rows or sort them should choose which. None keeps the files' order.
     """
 
     contract: DataContract
     data_map: DataMap
     entity: str | None
     split: Split
+    order_key: bytes | None = None
 
     def split_name(self) -> dict[str, str]:
         """Return the split as it enters the version; the key only by its name."""

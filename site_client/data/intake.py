@@ -34,7 +34,7 @@ from site_client.data.report import (
     Problems,
 )
 from site_client.data.source import Part, Progress, RawFile, Table, find_parts
-from site_client.data.version import VersionHash, is_held_out
+from site_client.data.version import VersionHash, is_held_out, row_place
 
 FEW_ROWS: Final = 20
 _NO_UNIT: Final = -1
@@ -156,6 +156,7 @@ class _Reading:
         self.units = array.array("q")
         self.held_out = array.array("b")
         self.digests = array.array("Q")
+        self.places = array.array("Q")
         self.entities: dict[str, int] = {}
         self.entity_side = array.array("b")
         self.label_names: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
@@ -274,6 +275,8 @@ class _Reading:
             return
         self.version.add(row.identity, entity=row.entity, held_out=row.held_out)
         self.digests.append(int.from_bytes(row.identity[:8], "big"))
+        if row.entity is not None and self.definition.order_key is not None:
+            self.places.append(row_place(self.definition.order_key, row.identity))
         for plan, known in zip(self.plans, row.cells, strict=True):
             self.features.extend(known.features)
             plan.use(known)
@@ -364,12 +367,12 @@ class _Reading:
                 "a feature is too large for a 32-bit number",
                 hint="the contract's column needs a range or a clamp",
             )
-        return Prepared(
-            features,
-            np.frombuffer(self.labels, dtype=np.int64),
-            np.frombuffer(self.units, dtype=np.int64),
-            np.frombuffer(self.held_out, dtype=np.int8).astype(np.bool_),
-        )
+        labels, units = np.frombuffer(self.labels, dtype=np.int64), np.frombuffer(self.units, dtype=np.int64)
+        held_out = np.frombuffer(self.held_out, dtype=np.int8).astype(np.bool_)
+        if self.places:
+            order = np.argsort(np.frombuffer(self.places, dtype=np.uint64), kind="stable")
+            return Prepared(features[order], labels[order], units[order], held_out[order])
+        return Prepared(features, labels, units, held_out)
 
     def _fill_report(self, prepared: Prepared, files: list[RawFile]) -> None:
         report = self.report
@@ -404,15 +407,15 @@ class _Reading:
             yield f"{report.duplicate_rows} rows repeat another row"
         if report.rows_dropped > report.rows_read / 2:
             yield f"{report.rows_dropped} of {report.rows_read} rows were dropped ({report.reasons()})"
-        if isinstance(self.definition.split, SplitByColumn) and _share_both_sides(self.digests, prepared.held_out):
+        if isinstance(self.definition.split, SplitByColumn) and _share_both_sides(self.digests, self.held_out):
             yield "some rows are equal to a row on the other side of the split"
 
     def _is_feature(self, column: Column) -> bool:
         return column.encoding != "none" and column.name != self.definition.contract.label.column
 
 
-def _share_both_sides(digests: "array.array[int]", held_out: npt.NDArray[np.bool_]) -> bool:
-    numbers = np.frombuffer(digests, dtype=np.uint64)
+def _share_both_sides(digests: "array.array[int]", sides: "array.array[int]") -> bool:
+    numbers, held_out = np.frombuffer(digests, dtype=np.uint64), np.frombuffer(sides, dtype=np.bool_)
     return bool(len(np.intersect1d(numbers[held_out], numbers[~held_out])))
 
 

@@ -313,12 +313,9 @@ class DataOffice:
         return found
 
     def _definition(self, contract: DataContract, data_map: DataMap, entity: str | None, rule: SplitRule) -> Definition:
-        split: Split
-        if rule.column is not None:
-            split = SplitByColumn(rule.column)
-        else:
-            split = SplitByHash(rule.share, split_key(self._home))
-        return Definition(contract, data_map, entity, split)
+        key = split_key(self._home)
+        split: Split = SplitByColumn(rule.column) if rule.column is not None else SplitByHash(rule.share, key)
+        return Definition(contract, data_map, entity, split, order_key=key)
 
     def _read(self, name: str, before: str, path: Path, definition: Definition, *, mode: str) -> Intake:
         """Read the files between `data.opened` and `data.closed`."""
@@ -380,7 +377,8 @@ class _OpenLedger:
 def split_key(home: Path) -> bytes:
     """Return the site's secret key of the division into training and held-out units, made at its first use.
 
-    One key serves all data sets, so a person is on the same side in each of them.
+    One key serves all data sets, so a person is on the same side in each of them. The order of an entity's rows has
+    the same key and a domain of its own.
     """
     path = home / "keys" / SPLIT_KEY
     if not path.exists():

@@ -16,6 +16,7 @@ from federation import canonical
 from site_client.data.cells import Value
 
 _DOMAIN: Final = b"confide-data/v1\n"
+_ORDER: Final = b"confide-row-order/v1\n"
 _HELD_OUT: Final = b"confide-held-out/v1\n"
 
 
@@ -63,6 +64,11 @@ def is_held_out(key: bytes, unit: bytes, share: float) -> bool:
     """
     word = int.from_bytes(hmac.digest(key, _HELD_OUT + unit, "sha256")[:8], "big")
     return word < int(share * 2**64)
+
+
+def row_place(key: bytes, row_digest: bytes) -> int:
+    """Return the 64-bit place of a row among those of its entity: keyed, so that nobody else can tell or steer it."""
+    return int.from_bytes(hmac.digest(key, _ORDER + row_digest, "sha256")[:8], "big")
 
 
 def key_name(key: bytes) -> str:

@@ -58,10 +58,11 @@ def read(
     *,
     entity: str | None = None,
     split: Split | None = None,
+    order_key: bytes | None = None,
 ) -> Intake:
     """Return the intake of the files at `path`."""
     definition = Definition(
-        for_contract, mapping or plain_map(for_contract), entity, split or SplitByHash(share=0.2, key=KEY)
+        for_contract, mapping or plain_map(for_contract), entity, split or SplitByHash(share=0.2, key=KEY), order_key
     )
     return take_in(find(path, definition), definition)
 

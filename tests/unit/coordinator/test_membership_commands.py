@@ -1,12 +1,14 @@
 """The commands about members, each as a person runs it, in a home of its own."""
 
 import json
+import shlex
 import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from coordinator.job_command import VERBS as JOB_VERBS
 from coordinator.membership_command import VERBS
 from coordinator.membership_home import load
 from federation import tokens
@@ -229,3 +231,27 @@ def test_charter_and_lists_are_shown_as_tables(coordinator: Coordinator) -> None
     assert "alice" in coordinator.run("user")
     assert "invited" in coordinator.run("sites")
     assert "coordinator.example.org" in coordinator.run("certificate")
+
+
+def test_the_last_lines_of_init_are_commands_that_work_and_a_submitter_without_a_person_is_told_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = str(tmp_path / "our coordinator")
+    assert VERBS["init"](["--name", "heart.example.org", "--address", "127.0.0.1:9443", "--home", home]) == 0
+    next_steps = [shlex.split(line) for line in capsys.readouterr().err.splitlines()[-3:]]
+    assert [step[:3] for step in next_steps] == [
+        ["confide", "coordinator", "user"],
+        ["confide", "coordinator", "serve"],
+        ["confide", "coordinator", "invite"],
+    ]
+    assert all(step[-2:] == ["--home", home] for step in next_steps)
+    assert JOB_VERBS["init"]([]) == 0
+    plan = tmp_path / "job.yaml"
+    plan.write_text(capsys.readouterr().out)
+    with pytest.raises(InvalidInput) as nobody:
+        JOB_VERBS["submit"]([str(plan), "--home", home])
+    assert nobody.value.code == "CFD-J24"
+    assert shlex.split(nobody.value.hint) == next_steps[0]
+    named = [word.replace("NAME", "alice") for word in next_steps[0][3:]]
+    assert VERBS["user"](named) == 0
+    assert (tmp_path / "our coordinator" / "tokens" / "alice.token").exists()

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from federation.edge.clock import Clock
+from federation.edge.clock import Clock, SystemClock
 from privacy.accounting import commands
+from privacy.accounting.convert import printed
 from privacy.accounting.entries import Head
 from privacy.accounting.events import Gaussian
 from privacy.accounting.schedule import Schedule, evaluation_schedule, schedule_for
@@ -434,3 +435,13 @@ def test_only_verbs_that_exist_are_offered(tmp_path: Path, capsys: pytest.Captur
     assert budget_command.main(["raise"]) == 2
     with pytest.raises(LedgerMisused):
         budget_command.main(["show", "heart", "--home", str(tmp_path)])
+
+
+def test_the_statement_has_the_exact_figure_of_a_jobs_schedule_below_the_ledgers_bound(store: BudgetStore) -> None:
+    store.reserve("j1", "d", "heart", schedule(2.0))
+    figures = store.show("heart")
+    exact = budget_command.exact_of(figures, SystemClock())
+    assert 0 < exact["j1"] <= 2.0
+    (line,) = [line for line in statement(figures, exact) if " j1 " in line]
+    assert line.endswith(f"; exact for this job alone, taken to its end: epsilon {printed(exact['j1'])}")
+    assert "exact" not in "\n".join(statement(figures))

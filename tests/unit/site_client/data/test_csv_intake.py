@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from site_client.data.definition import SplitByColumn, SplitByHash
+from site_client.data.intake import Intake
 from tests.support import data_files as files
 
 
@@ -549,3 +550,24 @@ def test_classes_number_the_labels_and_an_undeclared_one_is_refused(tmp_path: Pa
     assert files.read(path, rule).prepared.labels[:3].tolist() == [1, 2, 0]
     files.write(path, "age,kind\n30,d\n")
     assert "is no class of the label: line 2 (`d`)" in files.refusal(path, rule).message
+
+
+def test_which_rows_of_a_person_come_first_is_the_sites_secret_and_not_the_order_of_the_file(tmp_path: Path) -> None:
+    lines = [f"p{number % 3},{20 + number},{number % 2}" for number in range(60)]
+    split = SplitByHash(share=0.0, key=files.KEY)
+
+    def taken(rows: list[str], key: bytes | None) -> Intake:
+        path = files.write(tmp_path / "visits.csv", "\n".join(["who,age,label", *rows]) + "\n")
+        return files.read(path, files.contract(VISITS), entity="who", split=split, order_key=key)
+
+    def first(intake: Intake) -> list[list[float]]:
+        rows = intake.prepared
+        return sorted(sorted(rows.features[rows.units == unit][:5].ravel().tolist()) for unit in range(3))
+
+    one, other = b"k" * 32, b"l" * 32
+    assert first(taken(lines, one)) == first(taken(lines[::-1], one))
+    assert first(taken(lines, one)) != first(taken(lines, other))
+    assert first(taken(lines, None)) != first(taken(lines[::-1], None))
+    assert taken(lines, one).version == taken(lines, other).version == taken(lines, None).version
+    whole = taken(lines, one).prepared
+    assert sorted(whole.features.ravel().tolist()) == sorted(taken(lines, None).prepared.features.ravel().tolist())
