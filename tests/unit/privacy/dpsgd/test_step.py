@@ -245,7 +245,8 @@ def test_a_unit_that_is_not_finite_contributes_zero_and_changes_nothing_else(bad
     assert found.left_out == 1
     assert expected.left_out == 0
     for name, value in expected.sums.items():
-        assert torch.allclose(found.sums[name], value, rtol=1e-12, atol=1e-12)
+        # 20 rows and 19 rows in one product: float32 rounds the others differently on some processors.
+        assert torch.allclose(found.sums[name], value, rtol=1e-5, atol=1e-6)
 
 
 # -- the engine ---------------------------------------------------------------------------------------------------
