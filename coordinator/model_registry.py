@@ -72,7 +72,7 @@ class ModelRegistry:
         with self.workplace(job) as folder:
             path = folder / "initial.safetensors"
             write_tensors(path, arrays)
-            reference = self.blobs.put_file(path)
+            reference = self.blobs.adopt_file(path)
         return self.first_from(reference)
 
     def first_from(self, model: BlobReference) -> Stepped:
@@ -86,7 +86,7 @@ class ModelRegistry:
         Args:
             strategy: The server step.
             before: The newest release.
-            mean: The mean of the updates, a file in `folder`.
+            mean: The mean of the updates, a file in `folder`; it becomes a blob.
             folder: From `workplace`.
 
         Raises:
@@ -103,11 +103,12 @@ class ModelRegistry:
             new_model=model,
             new_state=state,
         )
+        digest = state_digest(model, state, step=number)
         return Stepped(
-            mean=self.blobs.put_file(mean),
-            model=self.blobs.put_file(model),
-            state=self.blobs.put_file(state) if server_step.slots_of(strategy) else None,
-            model_digest=state_digest(model, state, step=number),
+            mean=self.blobs.adopt_file(mean),
+            model=self.blobs.adopt_file(model),
+            state=self.blobs.adopt_file(state) if server_step.slots_of(strategy) else None,
+            model_digest=digest,
             step=number,
         )
 

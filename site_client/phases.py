@@ -374,9 +374,7 @@ class PhaseRun:
 
     def _store_update(self) -> BlobReference:
         check_update(self._output, self.facts.lineage.manifest, site=self._site.site)
-        reference = self._site.blobs.put_file(self._output)
-        self._output.unlink()
-        return reference
+        return self._site.blobs.adopt_file(self._output)
 
     def _on_stored(self, done: Background) -> None:
         if done.problem is not None:

@@ -13,6 +13,7 @@ instead, and the next process hashes its bytes before it believes them. One proc
 home's lock); threads may share a store. Nothing here decides who may read or write a blob: the link's backend does.
 """
 
+import errno
 import os
 import shutil
 import threading
@@ -96,7 +97,8 @@ class BlobStore:
         found, hashes = _hashed(path)
         if found != reference:
             raise OutOfOrder("CFD-L21", f"blob {reference.root[:12]}: the bytes on disk are not those of its name")
-        _write_durably(_beside(path, _HASHES), hashes)
+        if chunk_count(reference.size_bytes) > 1:
+            _write_durably(_beside(path, _HASHES), hashes)
         return hashes
 
     def read_chunks(self, reference: BlobReference, first_chunk: int) -> Iterator[bytes]:
@@ -143,12 +145,35 @@ class BlobStore:
                 writer.write(memoryview(room)[:length])
             return writer.finish()
 
+    def adopt_file(self, path: Path) -> BlobReference:
+        """Make `path` itself a blob, durably, and return the reference; the file has gone from where it was.
+
+        Nothing is copied where the store lies on the same file system. The caller has closed the file.
+        """
+        with self._lock:
+            self._written += 1
+            taken = self._writing / f"{os.getpid()}-{self._written}"
+        try:
+            path.rename(taken)
+        except OSError as problem:
+            if problem.errno != errno.EXDEV:
+                raise
+            reference = self.put_file(path)
+            path.unlink()
+            return reference
+        taken.chmod(0o600)
+        reference, hashes = _hashed(taken)
+        _sync_file(taken)
+        self._keep(taken, reference, hashes)
+        return reference
+
     def _keep(self, temporary: Path, reference: BlobReference, hashes: bytes, *, durable: bool = True) -> None:
         """Give a file its name; durably if its bytes are synced. Equal blobs may replace each other."""
         path = self._object(reference.root)
         path.parent.mkdir(mode=0o700, exist_ok=True)
         if durable:
-            _write_durably(_beside(path, _HASHES), hashes)
+            if chunk_count(reference.size_bytes) > 1:  # that of one chunk is made again sooner than it is written
+                _write_durably(_beside(path, _HASHES), hashes)
             temporary.rename(path)
             _sync_folder(path.parent)
             _beside(path, _UNSYNCED).unlink(missing_ok=True)
@@ -415,6 +440,14 @@ def _write_durably(path: Path, data: bytes, *, sync: bool = True) -> None:
         if sync:
             os.fsync(stream.fileno())
     temporary.rename(path)
+
+
+def _sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _sync_folder(folder: Path) -> None:

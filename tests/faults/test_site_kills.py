@@ -41,7 +41,7 @@ PHASE = [
     (f"{RECORDS}.closed", "after", 1),
     (f"{RECORDS}.spent", "before", 1),
     (f"{RECORDS}.spent", "after", 1),
-    ("federation.link.blobs:BlobStore.put_file", "after", 1),
+    ("federation.link.blobs:BlobStore.adopt_file", "after", 1),
     (f"{RECORDS}.update_sent", "before", 1),
     (f"{RECORDS}.update_sent", "after", 1),
     (f"{LINK}.deliver", "after", 1),

@@ -1,5 +1,6 @@
 """Blobs: how they are named, kept, received in part, and found again after a crash."""
 
+import errno
 import hashlib
 import itertools
 import os
@@ -75,6 +76,36 @@ def test_what_is_put_is_found_under_its_reference(store: BlobStore, tmp_path: Pa
     assert store.hashes(reference) == parts(THREE)[1]
     assert list(store.read_chunks(reference, 1)) == parts(THREE)[2][1:]
     assert list(store.references()) == [reference]
+
+
+@pytest.mark.parametrize("data", [b"", b"small", THREE], ids=["empty", "one chunk", "three chunks"])
+def test_an_adopted_file_becomes_the_blob_and_leaves_its_place(store: BlobStore, tmp_path: Path, data: bytes) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(data)
+    source.chmod(0o644)
+    inode = source.stat().st_ino
+    reference = store.adopt_file(source)
+    path = store.path(reference)
+    assert not source.exists()
+    assert (path.read_bytes(), path.stat().st_ino, path.stat().st_mode & 0o777) == (data, inode, 0o600)
+    assert BlobStore(store.folder).hashes(reference) == parts(data)[1]
+
+
+def test_a_file_of_another_file_system_is_copied_and_removed(
+    store: BlobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(THREE)
+
+    def refuse(self: Path, target: Path) -> Path:
+        raise OSError(errno.EXDEV if self == source else errno.EIO, "elsewhere")
+
+    with monkeypatch.context() as patched:
+        rename = Path.rename
+        patched.setattr(Path, "rename", lambda self, target: (refuse if self == source else rename)(self, target))
+        reference = store.adopt_file(source)
+    assert store.path(reference).read_bytes() == THREE
+    assert not source.exists()
 
 
 def test_files_and_folders_are_for_their_owner_only(store: BlobStore) -> None:
