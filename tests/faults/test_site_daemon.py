@@ -302,7 +302,7 @@ def test_a_trainer_killed_in_a_round_fails_the_phase_at_once_and_the_next_round_
 def test_a_job_rests_after_its_trainer_died_and_longer_after_the_next(rig: SiteRig) -> None:
     rig.configure(rest_first_s=1.0, rest_bound_s=2.0)
     rig.start(light=False)
-    job = PlayedJob(rig.coordinator, site_data.plan(**{"local_steps: 4": "local_steps: 400"}))
+    job = PlayedJob(rig.coordinator, site_data.plan(**{"local_steps: 4": "local_steps: 20000"}))
     job.accepted()
     for attempt, rest_s in enumerate((0.0, 1.0, 2.0)):
         began = time.monotonic()
