@@ -29,13 +29,25 @@ _BEFORE: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An entry as a list shows it."""
+    """An entry as a list shows it.
 
+    Attributes:
+        origin: The log, that is the epoch, that it stands in.
+        index: Its place there.
+        leaf_hash: As an event writes it.
+        leaf: Its bytes.
+        event: What they say.
+        interpreted: Whether this version knows the action and all its fields.
+        name: How a reader names it: its index, behind the epoch's number where the log has several.
+    """
+
+    origin: str
     index: int
     leaf_hash: str
     leaf: bytes
     event: Event
     interpreted: bool
+    name: str
 
 
 def refused(message: str, code: str) -> AuditError:
@@ -48,14 +60,16 @@ class CheckedLog:
 
     Args:
         snapshot: The store; not trusted.
-        newest_checkpoint: The file `checkpoint`, not newer than the store, empty where there is none.
+        newest_checkpoint: The file `checkpoint`, not newer than the store; empty where there is none, then each entry
+            that is shown is opened with its writer's signature.
+        one_of_several: The log has more epochs, so an index alone names no entry.
 
     Raises:
         AuditError: The log is shorter than its checkpoint, or another one, or its tiles were altered.
         LogUnreadable: There is no entry.
     """
 
-    def __init__(self, snapshot: Snapshot, newest_checkpoint: bytes) -> None:
+    def __init__(self, snapshot: Snapshot, newest_checkpoint: bytes, *, one_of_several: bool = False) -> None:
         self._snapshot = snapshot
         self._linked = False
         try:
@@ -66,6 +80,7 @@ class CheckedLog:
             self._tree = TrustedTiles(snapshot, head.size, head.root)
             trail = self._checked_trail()
             self.origin: Final = newest_origin(trail[0][1]) if trail else ""
+            self._epoch = f"{self.origin.rpartition('/')[2]}/" if one_of_several else ""
             self._keyring = keyring_of(trail, self.origin)
             self.signed_size: Final = self._check_signed(newest_checkpoint)
         except (ProofRefused, EntryRefused, LogDamaged) as wrong:
@@ -170,7 +185,8 @@ class CheckedLog:
             entry = self._entry(index, stored.leaf)
         except (ProofRefused, EntryRefused) as wrong:
             raise refused(f"entry {index}: {wrong.message}", wrong.code) from None
-        return Row(index, hash_text(hashed), stored.leaf, entry.event, entry.interpreted)
+        name = f"{self._epoch}{index}"
+        return Row(self.origin, index, hash_text(hashed), stored.leaf, entry.event, entry.interpreted, name)
 
     def _check_links(self) -> None:
         """Refuse a tail, which no checkpoint covers yet, from which an entry was taken."""

@@ -23,6 +23,7 @@ LOG is a home, its audit folder, or a copy of either; without one, the home of t
                                          --trust FILE --against CHECKPOINT --complete
   checkpoint  print the newest signed checkpoint: a few lines that fit a letter
   rebuild     make anew the rows by which queries find entries
+  new-epoch   close a log that must not go on and begin the next, naming what is lost   --reason TEXT
 
   --home DIR            the home to read
   --format FORMAT       table, json, jsonl or csv
@@ -34,7 +35,7 @@ example:
   confide audit query --dataset heart --since 2026-01-01 --format csv > heart.csv
   confide audit verify ./copy-of-the-home --trust cleveland.policy --against october.checkpoint
 """
-VERBS: Final = ("query", "show", "verify", "checkpoint", "rebuild")
+VERBS: Final = ("query", "show", "verify", "checkpoint", "rebuild", "new-epoch")
 FILTERS: Final = (
     "dataset",
     "version",
@@ -77,6 +78,7 @@ def _parser() -> _Parser:
     verify.add_argument("--trust", type=Path)
     verify.add_argument("--against", action="append", type=Path, default=[])
     verify.add_argument("--complete", action="store_true")
+    verbs.choices["new-epoch"].add_argument("--reason", required=True, metavar="TEXT")
     return parser
 
 
@@ -102,8 +104,10 @@ def main(arguments: Sequence[str]) -> int:
                 return verify_command.verify(given, log)
             case "checkpoint":
                 return verify_command.checkpoint(given, log)
-            case _:
+            case "rebuild":
                 return upkeep_command.rebuild(given, log)
+            case _:
+                return upkeep_command.new_epoch(given, log)
     except FilterRefused as refused:
         parser.error(str(refused))
     except BrokenPipeError:

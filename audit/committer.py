@@ -133,6 +133,12 @@ class Committer:
         """Return why nothing more can be appended, or nothing."""
         return self._store.broken
 
+    @property
+    def tree_head(self) -> tuple[int, bytes]:
+        """Return size and root of the durable entries."""
+        edge = self._edge
+        return edge.size, edge.root()
+
     def submit(self, body: Event) -> "Future[Receipt]":
         """Queue a draft's body and return a future of its receipt, done once the entry is on the disk or never will be.
 

@@ -295,6 +295,7 @@ def open_to_read(places: Places, *, live: bool) -> Iterator[Connection]:
 
     Raises:
         LogUnreadable: The database can't be opened, or a newer program wrote it.
+        LogDamaged: The file isn't a database any more.
     """
     with _sqlite_copy(places, live=live) as path:
         if path is None:
@@ -310,7 +311,10 @@ def open_to_read(places: Places, *, live: bool) -> Iterator[Connection]:
                     raise LogUnreadable(f"a newer program wrote {places.epoch_folder}: its shape is {found}")
                 yield connection
         except DBAPIError as problem:
-            raise LogUnreadable(f"the log in {places.epoch_folder} can't be read: {cause(problem)}") from None
+            said = f"the log in {places.epoch_folder} can't be read: {cause(problem)}"
+            if is_malformed(problem):
+                raise LogDamaged(said, code="CFD-A02", hint="keep the file as evidence") from None
+            raise LogUnreadable(said) from None
         finally:
             engine.dispose()
 

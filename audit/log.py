@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, Self
 
@@ -35,6 +36,29 @@ CLI: Final = "cli"
 NO_CHARTER: Final = "sha256:" + merkle.EMPTY_ROOT.hex()
 """The hash of no bytes: recorded by `log.opened` where the log is older than the first charter."""
 _OWN_ACTIONS: Final = frozenset({"log.opened", "log.booted", "log.closed", "log.frozen", "clock.jumped"})
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """What the first entry of a log says beside its keys.
+
+    Attributes:
+        actor: Who begins the log; the daemon where not said.
+        charter: The hash of the charter in force.
+        quorum: How many operators must witness; 0 while there are none.
+        witness_keys: Verifier keys of the witnesses.
+        previous: The epoch before this one.
+        lost: What the epoch before is known to have had, and has no more.
+        private: The commitment to the reason.
+    """
+
+    actor: events.Actor | None = None
+    charter: str = NO_CHARTER
+    quorum: int = 0
+    witness_keys: tuple[str, ...] = ()
+    previous: events.PreviousLog | None = None
+    lost: events.LostTree | None = None
+    private: dict[str, str] | None = None
 
 
 class AuditLog:
@@ -133,49 +157,119 @@ class AuditLog:
             durable.make_folder(made)
         lock = hold_lock(places)
         try:
-            store = Store(database.create(places, _server(settings)), places)
-            try:
-                log_signer = key_files.create_key(places.log_key(), str(origin), random_bytes)
-                writers = {
-                    process: key_files.create_key(places.writer_key(process), origin.writer(process), random_bytes)
-                    for process in (DAEMON, CLI)
-                }
-                policies = trust_folder or folder.parent / "trust"
-                write_trust_policy(policies, party=party, log_keys=[str(log_signer.key)])
-                self = cls(
-                    places,
-                    Opened(History(str(origin))),
-                    store,
-                    lock=lock,
-                    process=DAEMON,
-                    clock=clock,
-                    random_bytes=random_bytes,
-                    settings=settings,
-                    log_signer=log_signer,
-                    writer=writers[DAEMON],
-                )
-            except BaseException:
-                store.close()
-                raise
+            connection = database.create(places, _server(settings))
+            writers = {
+                process: key_files.create_key(places.writer_key(process), origin.writer(process), random_bytes)
+                for process in (DAEMON, CLI)
+            }
+            first = First(actor, charter, quorum, tuple(witness_keys))
+            self = cls._begun(
+                places, origin, Store(connection, places), writers,
+                first=first, lock=lock, clock=clock, random_bytes=random_bytes, settings=settings,
+            )  # fmt: skip
         except BaseException:
             os.close(lock)
+            raise
+        policies = trust_folder or folder.parent / "trust"
+        write_trust_policy(policies, party=party, log_keys=[self.checkpoint_key])
+        self.checkpoint()
+        self._begin(Opened(self._committer.history), serve_socket=serve_socket)
+        return self
+
+    @classmethod
+    def begin_epoch(
+        cls,
+        places: Places,
+        origin: Origin,
+        *,
+        first: First,
+        lock: int,
+        clock: Clock,
+        random_bytes: Callable[[int], bytes] = os.urandom,
+        settings: LogSettings | None = None,
+    ) -> str:
+        """Make a log of one entry and its checkpoint in `places`, and return its verifier key.
+
+        Args:
+            places: The folder where the epoch is built; its writers' keys are there already.
+            origin: The log's name.
+            first: What its first entry says.
+            lock: The descriptor that holds the home; closed on return.
+            clock: Wall and monotonic time.
+            random_bytes: Gives the log key and ids.
+            settings: Limits, and where the log is kept.
+
+        Raises:
+            SettingsUnsafe: A writer's key is missing, or the place isn't safe.
+            AppendFailed: The disk is full.
+        """
+        settings = settings or LogSettings()
+        try:
+            writers = {
+                process: key_files.read_key(places.writer_key(process), origin.writer(process))
+                for process in (DAEMON, CLI)
+            }
+            durable.make_folder(places.epoch_folder)
+            store = Store(database.create(places, _server(settings)), places)
+            self = cls._begun(
+                places, origin, store, writers,
+                first=first, lock=lock, clock=clock, random_bytes=random_bytes, settings=settings,
+            )  # fmt: skip
+        except BaseException:
+            os.close(lock)
+            raise
+        self.close()
+        return self.checkpoint_key
+
+    @classmethod
+    def _begun(
+        cls,
+        places: Places,
+        origin: Origin,
+        store: Store,
+        writers: dict[str, note.Ed25519Signer],
+        *,
+        first: First,
+        lock: int,
+        clock: Clock,
+        random_bytes: Callable[[int], bytes],
+        settings: LogSettings,
+    ) -> Self:
+        """Return the log with its first entry, which lists the keys."""
+        try:
+            log_signer = key_files.create_key(places.log_key(), str(origin), random_bytes)
+            self = cls(
+                places,
+                Opened(History(str(origin))),
+                store,
+                lock=lock,
+                process=DAEMON,
+                clock=clock,
+                random_bytes=random_bytes,
+                settings=settings,
+                log_signer=log_signer,
+                writer=writers[DAEMON],
+            )
+        except BaseException:
+            store.close()
             raise
         self._append_own(
             events.LogOpened(
                 id=self.new_id(),
                 decision="allowed",
-                actor=actor or self._service(),
+                actor=first.actor or self._service(),
                 origin=str(origin),
-                log_key=str(log_signer.key),
+                log_key=self.checkpoint_key,
                 writer_keys=[str(writer.key) for writer in writers.values()],
-                witness_keys=list(witness_keys),
-                quorum=quorum,
-                charter=charter,
+                witness_keys=list(first.witness_keys),
+                quorum=first.quorum,
+                charter=first.charter,
                 schema=shipped_hash(),
+                previous=first.previous,
+                lost=first.lost,
+                private=first.private,
             )
         )
-        self.checkpoint()
-        self._begin(Opened(self._committer.history), serve_socket=serve_socket)
         return self
 
     @classmethod
@@ -390,6 +484,33 @@ class AuditLog:
             AppendFailed: The log is closed, or the disk is full; the rows follow later.
         """
         return self._committer.rebuild()
+
+    def freeze(self, reason: str) -> None:
+        """Record that this epoch takes nothing more, and let go of it.
+
+        Args:
+            reason: Why, as a token.
+
+        Raises:
+            AppendFailed: It couldn't be recorded; the epoch is let go of and not frozen.
+        """
+        with self._closing:
+            self._announced = False  # the entry that freezes is the last
+            size, root = self._committer.tree_head
+            frozen = events.LogFrozen(
+                id=self.new_id(),
+                decision="allowed",
+                actor=self._service(),
+                reason=reason,
+                size=size,
+                root=entry.hash_text(root),
+            )
+            try:
+                self._append_own(frozen)
+                durable.replace_file(self._places.frozen, reason.encode() + b"\n")
+            finally:
+                self._closed = True
+                self._release()
 
     def _submit(self, body: Event) -> "Future[Receipt]":
         if body["action"] in _OWN_ACTIONS:

@@ -162,7 +162,7 @@ def _check_promises(opened: Opened, trusted: TrustedTiles, signed: bytes, quorum
         if history.size < promised.size:
             raise LogBehind(
                 f"truncated: {promised.size} entries in {name}, {history.size} here",
-                hint="find the newest copy; never start a restored one",
+                hint="find the newest copy; where it is lost, `confide audit new-epoch --reason TEXT` begins anew",
             )
         if Edge.read(trusted, promised.size).root() != promised.root:
             raise LogDamaged(f"the first {promised.size} entries aren't those that this log signed", code="CFD-A08")

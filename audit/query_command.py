@@ -1,10 +1,11 @@
 """`confide audit query` and `show`: rows that the tree holds, shown after the reading was recorded."""
 
 import argparse
+import contextlib
 import itertools
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -41,12 +42,36 @@ def _pseudonym(log: FoundLog, actor: str | None) -> str | None:
         store.close()
 
 
-def _after(log: FoundLog, text: str | None) -> int | None:
+def _after(log: FoundLog, text: str | None) -> tuple[int, int] | None:
+    """Return the epoch and the index behind which a list goes on; an index alone is one of the newest epoch."""
     if text is None:
         return None
-    if text.isascii() and text.isdigit() and len(text) < 19:
-        return int(text)
-    return reading.find_entry(log, text).index
+    epoch, _, index = text.rpartition("/")
+    if index.isascii() and index.isdigit() and len(index) < 19 and (not epoch or epoch.isdigit()):
+        return int(epoch or log.places.epoch), int(index)
+    row = reading.find_entry(log, text)
+    return int(row.origin.rpartition("/")[2]), row.index
+
+
+def _shares(
+    epochs: list[CheckedLog], filters: Filters, after: tuple[int, int] | None
+) -> Iterator[tuple[CheckedLog, Filters]]:
+    """Yield each epoch with what is asked of it: nothing of those that the list has passed."""
+    for checked in epochs:
+        number = int(checked.origin.rpartition("/")[2])
+        if after is None or number > after[0]:
+            yield checked, replace(filters, after=None)
+        elif number == after[0]:
+            yield checked, replace(filters, after=after[1])
+
+
+def _in_order(epochs: list[CheckedLog], filters: Filters, after: tuple[int, int] | None) -> Iterator[Row]:
+    for checked, share in _shares(epochs, filters, after):
+        yield from checked.matching(share)
+
+
+def _count(epochs: list[CheckedLog], filters: Filters, after: tuple[int, int] | None) -> int:
+    return sum(checked.count(share) for checked, share in _shares(epochs, filters, after))
 
 
 def _filters(given: argparse.Namespace, log: FoundLog) -> Filters:
@@ -66,7 +91,7 @@ def _filters(given: argparse.Namespace, log: FoundLog) -> Filters:
         decision=given.decision,
         since_us=None if given.since is None else parse_time(given.since),
         until_us=None if given.until is None else parse_time(given.until),
-        after=_after(log, given.after),
+        after=None if (after := _after(log, given.after)) is None else after[1],
         limit=limit,
     )
 
@@ -75,22 +100,24 @@ def query(given: argparse.Namespace, log: FoundLog) -> int:
     """List the entries that the filters ask for."""
     filters = _filters(given, log)
     filters.recorded()  # refuses what no entry can hold before anything is read
-    with log.checked() as checked:
+    with contextlib.ExitStack() as stack:
+        epochs = [stack.enter_context(one.checked()) for one in log.epochs()]
+        after = _after(log, given.after)
         limit = filters.limit
-        found = checked.matching(filters)
+        found = _in_order(epochs, filters, after)
         held = list(itertools.islice(found, HELD_ROWS + 1 if limit is None else limit + 1))
         if limit is None:
-            matched = len(held) if len(held) <= HELD_ROWS else checked.count(filters)
+            matched = len(held) if len(held) <= HELD_ROWS else _count(epochs, filters, after)
             rows: Iterable[Row] = itertools.chain(held, found)
         else:
             matched = min(len(held), limit)
             rows = held[:limit]
-        following = held[matched - 1].index if limit is not None and len(held) > limit else None
+        following = held[matched - 1].name if limit is not None and len(held) > limit else None
         if filters.actor is not None and not filters.actor.startswith("p1:") and not held:
             # a name that the log doesn't hold must not enter it by a question
             filters = replace(filters, actor="unknown")
         read_entry(log, filters.recorded(), matched, given.format)
-        _print(given, checked, rows, following)
+        _print(given, epochs[-1].origin, rows, following)
     if given.format == "table":
         talk(f"{matched} entries, times in UTC")
     if following is not None:
@@ -98,7 +125,7 @@ def query(given: argparse.Namespace, log: FoundLog) -> int:
     return 0
 
 
-def _print(given: argparse.Namespace, checked: CheckedLog, rows: Iterable[Row], following: int | None) -> None:
+def _print(given: argparse.Namespace, origin: str, rows: Iterable[Row], following: str | None) -> None:
     match given.format:
         case "csv":
             sys.stdout.reconfigure(newline="")  # type: ignore[union-attr]
@@ -107,12 +134,12 @@ def _print(given: argparse.Namespace, checked: CheckedLog, rows: Iterable[Row], 
             for row in rows:
                 print(rendering.json_text({"schema": "confide/audit-entry/v1", **rendering.row_value(row)}))
         case "json":
-            sys.stdout.writelines(_document(checked.origin, rows, following))
+            sys.stdout.writelines(_document(origin, rows, following))
         case _:
             console().print(rendering.table_of(rows))
 
 
-def _document(origin: str, rows: Iterable[Row], following: int | None) -> Iterable[str]:
+def _document(origin: str, rows: Iterable[Row], following: str | None) -> Iterable[str]:
     """Yield the pieces of one JSON document, a row at a time."""
     yield f'{{\n  "schema": "confide/audit-entries/v1",\n  "log": {rendering.json_text(origin)},\n  "rows": ['
     comma = ""
@@ -120,7 +147,9 @@ def _document(origin: str, rows: Iterable[Row], following: int | None) -> Iterab
         yield comma + "\n" + _indented(rendering.json_text(rendering.row_value(row), indent=2))
         comma = ","
     yield "\n  ]" if comma else "]"
-    yield "\n}\n" if following is None else f',\n  "after": {following}\n}}\n'
+    if following is not None:
+        yield f',\n  "after": {following if following.isdigit() else rendering.json_text(following)}'
+    yield "\n}\n"
 
 
 def _indented(text: str) -> str:
@@ -154,11 +183,11 @@ def show(given: argparse.Namespace, log: FoundLog) -> int:
     """Print one entry in full."""
     row = reading.find_entry(log, given.entry)
     private = _private_lines(log, row)
-    read_entry(log, Query(entry=str(row.index)), 1, given.format)
+    read_entry(log, Query(entry=row.name), 1, given.format)
     if given.format in ("json", "jsonl"):
         value: Event = {
             "schema": "confide/audit-entry/v1",
-            "log": reading.origin_of(log),
+            "log": row.origin,
             **rendering.row_value(row),
             "leaf": row.leaf.decode(),
             "private": dict(private),
@@ -166,7 +195,7 @@ def show(given: argparse.Namespace, log: FoundLog) -> int:
         print(rendering.json_text(value, indent=2 if given.format == "json" else None))
         return 0
     lines = [
-        ("log", reading.origin_of(log)),
+        ("log", row.origin),
         ("entry", str(row.index)),
         ("time", f"{format_time(row.event['t_us'])} (UTC, as the writer's clock said)"),
         ("leaf hash", row.leaf_hash),

@@ -5,14 +5,15 @@ What a reader sees of an entry was found in the tree first (`checked`).
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from audit import database, edge
+from audit import checkpoint, database, edge
+from audit.canonical import Event
 from audit.checked import CheckedLog, Row
-from audit.errors import AuditError, EntryRefused, LogUnreadable, NoteRefused
-from audit.history import newest_origin
+from audit.entry import hash_text, read_frame
+from audit.errors import AuditError, EntryRefused, LogDamaged, LogUnreadable, NoteRefused
 from audit.names import Origin
 from audit.places import SQLITE, Places, epochs_in, has_log, is_live
 from audit.snapshot import Snapshot
@@ -40,6 +41,18 @@ class FoundLog:
         """Return whether readings of this log are recorded in it."""
         return self.audit_folder is not None and is_live(self.audit_folder, edge.host())
 
+    @property
+    def is_home(self) -> bool:
+        """Return whether the log lies in a home with its keys, into which its owner may write."""
+        return self.audit_folder is not None and (self.audit_folder / "keys").is_dir()
+
+    def epochs(self) -> "list[FoundLog]":
+        """Return all epochs of the log, in order; the one alone where a single epoch's folder was named."""
+        if self.audit_folder is None or self.places.at is not None:
+            return [self]
+        found = epochs_in(self.audit_folder)
+        return [replace(self, places=Places(self.audit_folder, epoch)) for epoch in found]
+
     def checkpoint_bytes(self) -> bytes:
         """Return the newest checkpoint, empty where there is none."""
         path = self.places.checkpoint
@@ -56,18 +69,37 @@ class FoundLog:
             LogUnreadable: The store can't be opened.
         """
         signed = self.checkpoint_bytes()  # before the store, which may grow
-        with database.open_to_read(self.places, live=self.live) as connection:
-            yield Snapshot(connection), signed
+        try:
+            with database.open_to_read(self.places, live=self.live) as connection:
+                yield Snapshot(connection), signed
+        except LogDamaged as damaged:
+            raise LogUnreadable(damaged.message, hint=damaged.hint) from None
 
     @contextmanager
     def checked(self) -> Iterator[CheckedLog]:
-        """Give the log as it is now, every entry of it checked against the tree.
+        """Give the epoch as it is now, every entry of it checked against the tree.
+
+        An epoch that was left because it had lost what it signed is held against what is left of it: the next one names
+        the loss, and each entry shown is opened with its writer's signature.
 
         Raises:
             AuditError: It can't be opened, is shorter than its checkpoint, or another one.
         """
         with self.moment() as (snapshot, signed):
-            yield CheckedLog(snapshot, signed)
+            several = len(self.epochs()) > 1
+            yield CheckedLog(snapshot, b"" if several and self.loss_declared() else signed, one_of_several=several)
+
+    def loss_declared(self) -> bool:
+        """Return whether the next epoch says that this one lost what its checkpoint file names."""
+        following = next((log for log in self.epochs() if log.places.epoch == self.places.epoch + 1), None)
+        if following is None:
+            return False
+        lost = opening_of(following).get("lost")
+        try:
+            promised = checkpoint.parse(self.checkpoint_bytes())
+        except NoteRefused:
+            return False
+        return lost is not None and (lost["size"], lost["root"]) == (promised.size, hash_text(promised.root))
 
 
 def find_log(path: Path) -> FoundLog:
@@ -159,18 +191,23 @@ def find_policy(log: FoundLog, origin: str, trust: Path | None) -> tuple[TrustPo
     return None, ""
 
 
-def origin_of(log: FoundLog) -> str:
-    """Return the name that the log's first entry gives, empty where it can't be read; unchecked."""
+def opening_of(log: FoundLog) -> Event:
+    """Return the log's first entry as its row has it, empty where it can't be read; unchecked."""
     try:
         with log.moment() as (snapshot, _):
             stored = snapshot.entry(0)
-            return newest_origin(stored.leaf) if stored is not None else ""
-    except (AuditError, EntryRefused):
-        return ""
+            return {} if stored is None else read_frame(stored.leaf, origin=None)[0]
+    except AuditError:
+        return {}
+
+
+def origin_of(log: FoundLog) -> str:
+    """Return the name that the log's first entry gives, empty where it can't be read; unchecked."""
+    return str(opening_of(log).get("origin", ""))
 
 
 def read_rows(log: FoundLog) -> Iterator[Row]:
-    """Yield every entry, each found in the tree.
+    """Yield every entry of the epoch, each found in the tree.
 
     Raises:
         AuditError: At the first entry that doesn't agree, or where the log is shorter than it was.
@@ -187,8 +224,11 @@ def find_entry(log: FoundLog, text: str) -> Row:
         AuditError: It doesn't agree with the tree.
     """
     epoch, _, rest = text.rpartition("/")
-    if epoch and epoch != str(log.places.epoch):
-        raise LogUnreadable(f"no epoch {epoch[:20]} in {log.places.folder}")
+    if epoch:
+        named = [one for one in log.epochs() if str(one.places.epoch) == epoch]
+        if not named:
+            raise LogUnreadable(f"no epoch {epoch[:20]} in {log.places.folder}")
+        log = named[0]
     with log.checked() as checked:
         index = _index(checked, rest)
         if index is None or index >= checked.size:

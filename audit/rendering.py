@@ -49,7 +49,7 @@ def csv_lines(rows: Iterable[Row]) -> Iterator[str]:
     names = ("index", "time", "leaf_hash", *COLUMNS)
     yield ",".join(map(_quoted, names)) + "\r\n"
     for row in rows:
-        cells: list[str] = [str(row.index), format_time(row.event["t_us"]), csv_cell(row.leaf_hash)]
+        cells: list[str] = [row.name, format_time(row.event["t_us"]), csv_cell(row.leaf_hash)]
         for name in COLUMNS:
             value = column(row.event, name)
             text = "" if value is None else str(value)
@@ -72,6 +72,8 @@ def row_value(row: Row) -> dict[str, Any]:
     }
     if not row.interpreted:
         value["interpreted"] = False
+    if row.name != str(row.index):
+        value["entry"] = row.name
     return value
 
 
@@ -109,7 +111,7 @@ def table_of(rows: Iterable[Row]) -> Table:
     for row in rows:
         eps_nano = column(row.event, "eps_nano")
         cells = [
-            str(row.index),
+            row.name,
             format_time(row.event["t_us"]),
             row.leaf_hash.removeprefix("sha256:")[:16],
             _shown(row, "action"),

@@ -8,7 +8,22 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from audit import durable
-from audit.trust import format_policy
+from audit.trust import format_policy, parse_policy
+
+
+def pin_another_log_key(folder: Path, *, party: str, log_key: str) -> Path:
+    """Let the policy of `party` pin one more key of its log, such as a new epoch's, and return the file.
+
+    Raises:
+        NoteRefused: The file holds no policy.
+    """
+    path = folder / f"{party}.policy"
+    if not path.exists():
+        return write_trust_policy(folder, party=party, log_keys=[log_key])
+    text = f"log {log_key}\n" + path.read_text(encoding="utf-8")
+    parse_policy(text)
+    durable.replace_file(path, text.encode())
+    return path
 
 
 def write_trust_policy(

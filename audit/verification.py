@@ -4,12 +4,14 @@ Everything is recomputed from the entries alone, in memory independent of their 
 against what the log key, the witnesses and the reader's own checkpoints say.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any, Final
 
 from audit import checkpoint
+from audit.canonical import Event
 from audit.entry import hash_text
 from audit.errors import LogUnreadable, NoteRefused
 from audit.history import Flaw
@@ -167,6 +169,39 @@ def _concluded(walk: Walk, newest_checkpoint: bytes, reader: Reader) -> Verifica
             result.proved.append("the entries keep the rules of order: openings, acceptances, budgets, what left")
             result.proved.append("the rows by which queries find entries are those of the entries")
     return result
+
+
+def joined(results: Sequence[tuple[Verification, Event]]) -> Verification:
+    """Return what several epochs prove together, each following the one before it.
+
+    Args:
+        results: Of each epoch in order what it proves, and its first entry.
+    """
+    whole = results[-1][0]
+    for (older, _), (newer, first) in pairwise(results):
+        number, following = older.origin.rpartition("/")[2], newer.origin.rpartition("/")[2]
+        lost = first.get("lost")
+        flaws = [flaw for flaw in older.flaws if not (lost and flaw.code in ("CFD-A07", "CFD-A04", "CFD-A08"))]
+        told = [flaw for flaw in older.flaws if flaw not in flaws]
+        for found, into in ((flaws, whole.flaws), (older.notes, whole.notes)):
+            into.extend(Flaw(one.code, f"epoch {number}, {one.where}", one.what) for one in found)
+        whole.notes.extend(
+            Flaw(one.code, f"epoch {number}, {one.where}", f"{one.what}; epoch {following} says so") for one in told
+        )
+        whole.proved.extend(f"epoch {number}: {text}" for text in older.proved)
+        previous = first.get("previous", {})
+        if (previous.get("origin"), previous.get("size"), previous.get("root")) == (
+            older.origin,
+            older.size,
+            older.root,
+        ):
+            whole.proved.append(f"epoch {following} follows epoch {number} as it was left, with {older.size} entries")
+        else:
+            what = f"says that epoch {number} was left with {previous.get('size')} entries; it isn't what is there now"
+            whole.flaws.append(Flaw("CFD-A08", f"epoch {following}, entry 0", what))
+    if whole.flaws:
+        whole.proved.clear()
+    return whole
 
 
 def _settle_disputes(walk: Walk, signed: checkpoint.Checkpoint | None) -> None:

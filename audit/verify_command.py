@@ -12,7 +12,7 @@ from rich.text import Text
 
 from audit import checkpoint as checkpoints
 from audit import edge, reading, rendering, verification
-from audit.errors import AuditError, LogUnreadable
+from audit.errors import AuditError, LogUnreadable, NoteRefused
 from audit.events import AuditVerified, new_event_id
 from audit.read_record import keep, may_record, reader, site_of, talk
 from audit.reading import FoundLog
@@ -36,8 +36,15 @@ def _against(paths: Sequence[Path]) -> dict[str, bytes]:
 
 def verify(given: argparse.Namespace, log: FoundLog) -> int:
     """Print what the log proves, and what not."""
-    policy, pinned_by = reading.find_policy(log, reading.origin_of(log), given.trust)
-    result = _with_progress(log, Reader(policy, pinned_by, _against(given.against), given.complete))
+    against = _against(given.against)
+    epochs = log.epochs()
+    results = []
+    for one in epochs:
+        origin = reading.origin_of(one)
+        policy, pinned_by = reading.find_policy(log, origin, given.trust)
+        own = {name: data for name, data in against.items() if _is_about(data, origin, newest=one == epochs[-1])}
+        results.append((_with_progress(one, Reader(policy, pinned_by, own, given.complete)), reading.opening_of(one)))
+    result = verification.joined(results)
     if result.size > 0 and result.root:
         _record_verification(log, result)
     if given.format == "table":
@@ -45,6 +52,16 @@ def verify(given: argparse.Namespace, log: FoundLog) -> int:
     else:
         print(rendering.json_text(result.as_json(), indent=2 if given.format == "json" else None))
     return EXIT_STATUS[result.verdict]
+
+
+def _is_about(data: bytes, origin: str, *, newest: bool) -> bool:
+    """Return whether a reader's checkpoint is held against the epoch `origin`; one of no epoch against the newest."""
+    try:
+        named = checkpoints.parse(data).origin
+    except NoteRefused:
+        return newest
+    same_log = named.rpartition("/")[0] == origin.rpartition("/")[0]
+    return named == origin or (newest and not same_log)
 
 
 def _with_progress(log: FoundLog, wanted: Reader) -> Verification:

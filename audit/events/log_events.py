@@ -15,6 +15,7 @@ from audit.events.parts import (
     IndexRange,
     LostTree,
     PreviousLog,
+    Private,
     Pseudonym,
     Query,
     SetAside,
@@ -28,7 +29,7 @@ from audit.events.parts import (
 
 
 class LogOpened(Draft):
-    """The first entry of a log: its name, its keys, the charter in force."""
+    """The first entry of a log: its name, its keys, the charter in force; of a later epoch, what was before and why."""
 
     action: Literal["log.opened"] = "log.opened"
     origin: Token
@@ -40,6 +41,7 @@ class LogOpened(Draft):
     schema_hash: Hash = Field(alias="schema")
     previous: PreviousLog | None = None
     lost: LostTree | None = None
+    private: Private | None = None
 
 
 class LogBooted(Draft):

@@ -13,11 +13,11 @@ from audit.entry import read_frame
 from audit.events import Actor, Budget, DataOpened, DataRetired, Dataset, LedgerHead, Purpose
 from audit.log import AuditLog
 from audit.places import Places
-from audit.reading import find_log, find_policy, origin_of
+from audit.reading import find_log, find_policy, opening_of, origin_of
 from audit.settings import LogSettings
 from audit.snapshot import Snapshot
 from audit.stored import StoredEntry
-from audit.verification import Reader, Verification, verify
+from audit.verification import Reader, Verification, joined, verify
 
 FEDERATION = "heart.example.org"
 PARTY = "cleveland"
@@ -174,11 +174,14 @@ def events_in(audit: Path) -> list[dict[str, Any]]:
 
 
 def verified(home: Path, *, complete: bool = False, against: dict[str, bytes] | None = None) -> Verification:
-    """What the log in a home proves under the home's own trust policy."""
-    log = find_log(home)
-    policy, pinned_by = find_policy(log, origin_of(log), home / "trust" / f"{PARTY}.policy")
-    with log.moment() as (snapshot, signed):
-        return verify(snapshot, signed, Reader(policy, pinned_by, against or {}, complete))
+    """What all epochs of the log in a home prove under the home's own trust policy."""
+    results = []
+    for log in find_log(home).epochs():
+        policy, pinned_by = find_policy(log, origin_of(log), home / "trust" / f"{PARTY}.policy")
+        with log.moment() as (snapshot, signed):
+            reader = Reader(policy, pinned_by, against or {}, complete)
+            results.append((verify(snapshot, signed, reader), opening_of(log)))
+    return joined(results)
 
 
 # --- what somebody with the file can do -------------------------------------------------------------------------
