@@ -10,6 +10,8 @@ This is not `federation.canonical`: there an absent value is `null` and ids may 
 import hashlib
 import json
 import re
+from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any, Final, NoReturn
 
 from audit.errors import NotCanonical
@@ -17,37 +19,39 @@ from audit.errors import NotCanonical
 MAX_INTEGER: Final = 2**53 - 1
 MAX_DEPTH: Final = 8
 MAX_BYTES: Final = 65_535
-_KEY: Final = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
+_LONGEST_KEY: Final = 64
+_KEY: Final = re.compile(r"[a-z][a-z0-9_]*\Z")
+_PLAIN: Final[frozenset[type]] = frozenset({str, bool})
 _LONGEST_INTEGER: Final = len(str(-MAX_INTEGER))
 
 Event = dict[str, Any]
 
 
-def _check(value: object, depth: int) -> None:
-    if depth > MAX_DEPTH:
+@lru_cache(maxsize=1024)  # an event has few keys, and each is met again in nearly every other
+def _is_key(short: str) -> bool:
+    return _KEY.match(short) is not None
+
+
+def _check(container: dict[str, Any] | list[Any], depth: int) -> None:
+    """Refuse what lies in `container` outside the subset; that a string has a form in UTF-8 shows when it gets it."""
+    if depth == MAX_DEPTH and container:
         raise NotCanonical(f"a value lies deeper than {MAX_DEPTH}")
-    # Exact types: a bool is no integer here, and an enum or a subclass is nothing at all.
-    kind = type(value)
-    if kind is bool:
-        return
-    if kind is int:
-        if not -MAX_INTEGER <= value <= MAX_INTEGER:  # type: ignore[operator]
-            raise NotCanonical("an integer lies outside ±(2^53 − 1)")
-    elif kind is str:
-        try:
-            value.encode()  # type: ignore[attr-defined]
-        except UnicodeEncodeError:
-            raise NotCanonical("a string holds a lone surrogate") from None
-    elif kind is dict:
-        for key, item in value.items():  # type: ignore[attr-defined]
-            if type(key) is not str or not _KEY.match(key):
-                raise NotCanonical("a key is not of the form [a-z][a-z0-9_]{0,63}")
+    for key in container if type(container) is dict else ():
+        if type(key) is not str or len(key) > _LONGEST_KEY or not _is_key(key):
+            raise NotCanonical("a key is not of the form [a-z][a-z0-9_]{0,63}")
+    items: Iterable[Any] = container.values() if type(container) is dict else container
+    for item in items:
+        # Exact types: a bool is no integer here, and an enum or a subclass is nothing at all.
+        kind = type(item)
+        if kind in _PLAIN:
+            continue
+        if kind is int:
+            if not -MAX_INTEGER <= item <= MAX_INTEGER:
+                raise NotCanonical("an integer lies outside ±(2^53 − 1)")
+        elif kind is dict or kind is list:
             _check(item, depth + 1)
-    elif kind is list:
-        for item in value:  # type: ignore[attr-defined]
-            _check(item, depth + 1)
-    else:
-        raise NotCanonical(f"a value of type {kind.__name__} has no canonical form")
+        else:
+            raise NotCanonical(f"a value of type {kind.__name__} has no canonical form")
 
 
 def encode(event: Event) -> bytes:
@@ -59,7 +63,10 @@ def encode(event: Event) -> bytes:
     if type(event) is not dict:
         raise NotCanonical("the top level is not an object")
     _check(event, 0)
-    return json.dumps(event, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    try:
+        return _ENCODER.encode(event).encode()
+    except UnicodeEncodeError:
+        raise NotCanonical("a string holds a lone surrogate") from None
 
 
 def _refuse_number(text: str) -> NoReturn:
@@ -72,6 +79,11 @@ def _integer(text: str) -> int:
     return int(text)
 
 
+# Made once: `json.dumps` and `json.loads` would make them anew for each event. Nothing as deep as a circle gets here.
+_ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, check_circular=False)
+_DECODER: Final = json.JSONDecoder(parse_float=_refuse_number, parse_constant=_refuse_number, parse_int=_integer)
+
+
 def decode(data: bytes, *, limit_bytes: int = MAX_BYTES) -> Event:
     """Return the event whose canonical form is exactly `data`.
 
@@ -81,7 +93,7 @@ def decode(data: bytes, *, limit_bytes: int = MAX_BYTES) -> Event:
     if len(data) > limit_bytes:
         raise NotCanonical(f"{len(data)} bytes, at most {limit_bytes}")
     try:
-        value = json.loads(data.decode(), parse_float=_refuse_number, parse_constant=_refuse_number, parse_int=_integer)
+        value = _DECODER.decode(data.decode())
     except (ValueError, RecursionError):
         raise NotCanonical("not JSON in UTF-8") from None
     encoded = encode(value)

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from audit import canonical, durable, entry, events, merkle, note
 from audit import checkpoint as checkpoints
@@ -58,6 +58,14 @@ class _Request:
     done: "Future[object]" = field(default_factory=Future)
 
 
+class _Signed(NamedTuple):
+    """An entry that has its place, and isn't known to be on the disk."""
+
+    leaf: bytes
+    leaf_hash: bytes
+    event: Event
+
+
 @dataclass(slots=True)
 class _Written:
     """What a batch makes of the log, before it is known to be on the disk."""
@@ -65,7 +73,7 @@ class _Written:
     history: History
     growth: Growth
     running: bool
-    leaves: list[tuple[bytes, Event]]
+    entries: list[_Signed]
     clock: tuple[int, int]
     batch: Batch
 
@@ -150,7 +158,7 @@ class Committer:
         # The committer's fields, header and signature need less than 1,024 bytes beside the draft's own.
         if len(encoded) > entry.MAX_WRITTEN_BYTES - 1024:
             raise EntryRefused(f"a draft of {len(encoded)} bytes, at most {entry.MAX_WRITTEN_BYTES - 1024}")
-        pending = _Pending(body, entry.draft_digest(body), len(encoded) + 1024)
+        pending = _Pending(body, entry.digest_of(encoded), len(encoded) + 1024)
         self._put(pending)
         return pending.done
 
@@ -331,7 +339,7 @@ class Committer:
             raise
         for pending in batch:
             if not pending.done.done():  # repeated inside this very batch
-                self._answer_known(pending)
+                self._answer_known(pending, self._find([pending]))
 
     def _fail(self, batch: list[_Pending], error: AuditError) -> None:
         for pending in batch:
@@ -341,15 +349,20 @@ class Committer:
     def _sort_out(self, batch: list[_Pending]) -> list[_Pending]:
         """Answer drafts that are in the log already, and return one of each id that isn't."""
         fresh: dict[str, _Pending] = {}
+        known = self._find(batch)
         for pending in batch:
-            if pending.body["id"] not in fresh and not self._answer_known(pending):
+            if pending.body["id"] not in fresh and not self._answer_known(pending, known):
                 fresh[pending.body["id"]] = pending
         return list(fresh.values())
 
-    def _answer_known(self, pending: _Pending) -> bool:
+    def _find(self, batch: list[_Pending]) -> dict[bytes, tuple[int, bytes]]:
+        """Return index and leaf of those of the batch's ids that are in the log."""
+        ids = [bytes.fromhex(pending.body["id"]) for pending in batch]
+        return self._store.find_ids(ids, timeout_s=self._settings.append_timeout_s)
+
+    def _answer_known(self, pending: _Pending, known: dict[bytes, tuple[int, bytes]]) -> bool:
         """Answer a draft whose id is in the log, and return whether it is."""
-        event_id = bytes.fromhex(pending.body["id"])
-        found = self._store.read(lambda log: log.find_id(event_id), timeout_s=self._settings.append_timeout_s)
+        found = known.get(bytes.fromhex(pending.body["id"]))
         if found is None:
             return False
         index, leaf = found
@@ -374,15 +387,15 @@ class Committer:
             self._adopt(written)
         first = written.history.size - len(assigned)
         for position, pending in enumerate(assigned):
-            leaf, event = written.leaves[position - len(assigned)]
-            pending.done.set_result(issue(self._origin, first + position, leaf, event))
+            signed = written.entries[position - len(assigned)]
+            pending.done.set_result(issue(self._origin, first + position, signed.leaf, signed.event))
 
     def _assign(self, fresh: list[_Pending]) -> tuple[list[_Pending], _Written]:
         """Return the drafts that become entries, and what they make of the log; a bad one is answered alone."""
         wall_us = microseconds(self._clock.now())
         mono_us = int(self._clock.monotonic_s() * 1_000_000)
         history, running = self.history, self._running
-        leaves: list[tuple[bytes, Event]] = []
+        entries: list[_Signed] = []
         assigned: list[_Pending] = []
         items: list[Event | _Pending] = [*self._clock_jump(wall_us, mono_us), *fresh]
         for item in items:
@@ -390,24 +403,25 @@ class Committer:
             try:
                 event = self._committed(body, history, wall_us, mono_us)
                 leaf = entry.write_leaf(self._origin, event, self._writer)
-                history = history.after(event, merkle.leaf_hash(leaf))
+                signed = _Signed(leaf, merkle.leaf_hash(leaf), event)
+                history = history.after(event, signed.leaf_hash)
             except AuditError as error:
                 if isinstance(item, _Pending):
                     item.done.set_exception(error)
                 continue
-            leaves.append((leaf, event))
+            entries.append(signed)
             running = {"log.booted": True, "log.closed": False}.get(event["action"], running)
             if isinstance(item, _Pending):
                 assigned.append(item)
-        growth = self._edge.grow([merkle.leaf_hash(leaf) for leaf, _ in leaves])
-        batch = self._batch(history, growth, leaves, running=running)
-        return assigned, _Written(history, growth, running, leaves, (wall_us, mono_us), batch)
+        growth = self._edge.grow([signed.leaf_hash for signed in entries])
+        batch = self._batch(history, growth, entries, running=running)
+        return assigned, _Written(history, growth, running, entries, (wall_us, mono_us), batch)
 
-    def _batch(self, history: History, growth: Growth, leaves: list[tuple[bytes, Event]], *, running: bool) -> Batch:
+    def _batch(self, history: History, growth: Growth, signed: list[_Signed], *, running: bool) -> Batch:
         first = self.history.size
         entries = [
-            (first + position, leaf, merkle.leaf_hash(leaf), bytes.fromhex(event["id"]))
-            for position, (leaf, event) in enumerate(leaves)
+            (first + position, one.leaf, one.leaf_hash, bytes.fromhex(one.event["id"]))
+            for position, one in enumerate(signed)
         ]
         key, tail = self._writer.key, history.tail(self._writer.key.name)
         last = entries[-1] if entries else (0, b"", b"", b"")
@@ -418,9 +432,9 @@ class Committer:
             tiles=[(tile.level, tile.n, tile.hashes) for tile in growth.tiles if tile.level or tile.full],
             writers=[WriterRow(key.name, key.id, tail.next_seq, last[2], last[0])],
             trail=[
-                (first + position, leaf)
-                for position, (leaf, event) in enumerate(leaves)
-                if event["action"] in TRAIL_ACTIONS
+                (first + position, one.leaf)
+                for position, one in enumerate(signed)
+                if one.event["action"] in TRAIL_ACTIONS
             ],
         )
 
@@ -430,7 +444,7 @@ class Committer:
         self._edge = written.growth.edge
         self._running = written.running
         self._last_clock = written.clock
-        self._projector.take([(first + position, event) for position, (_, event) in enumerate(written.leaves)])
+        self._projector.take([(first + position, one.event) for position, one in enumerate(written.entries)])
 
     def _settle(self, *, now: bool) -> None:
         """Find out what became of a batch whose COMMIT broke off, and write it where it isn't in the log.

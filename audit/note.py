@@ -15,6 +15,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Protocol, Self
 
 from cryptography.exceptions import InvalidSignature
@@ -54,9 +55,15 @@ def encode_base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
+@lru_cache(maxsize=256)
 def key_id(name: str, kind: int, public: bytes) -> bytes:
     """Return the four bytes that name a key in a signature line (C2SP signed-note)."""
     return hashlib.sha256(name.encode() + b"\n" + bytes([kind]) + public).digest()[:4]
+
+
+@lru_cache(maxsize=256)
+def _ed25519(public: bytes) -> Ed25519PublicKey:
+    return Ed25519PublicKey.from_public_bytes(public)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +115,7 @@ class VerifierKey:
         if self.kind == MLDSA44:
             return False
         try:
-            Ed25519PublicKey.from_public_bytes(self.public).verify(signature, message)
+            _ed25519(self.public).verify(signature, message)
         except InvalidSignature:
             return False
         return True
@@ -222,7 +229,9 @@ def parse_note(data: bytes, *, limit_bytes: int = MAX_NOTE_BYTES) -> Note:
 
 def sign_note(text: str, signer: Signer) -> bytes:
     """Return the note of `text` with one signature of type 0x01 by `signer`."""
-    return bytes(Note(text, (SignatureLine(signer.key.name, signer.key.id, signer.sign(text.encode())),)))
+    signed = text.encode()
+    line = SignatureLine(signer.key.name, signer.key.id, signer.sign(signed))
+    return signed + b"\n" + str(line).encode()
 
 
 def signers_of(note: Note, keys: Iterable[VerifierKey]) -> tuple[VerifierKey, ...]:

@@ -101,6 +101,12 @@ class Snapshot:
             return _number(index), _bytes(leaf)
         return None
 
+    def find_ids(self, event_ids: list[bytes]) -> dict[bytes, tuple[int, bytes]]:
+        """Return index and leaf of the entries under some of `event_ids`, of which there are any, by id."""
+        asked = statements.ids_asked(event_ids)
+        rows = self._fetch(statements.entries_of_ids(len(asked)), *asked)
+        return {_bytes(event_id): (_number(index), _bytes(leaf)) for index, leaf, event_id in rows}
+
     def repeated_ids(self) -> list[tuple[int, int]]:
         """Return an entry and the first before it under the same id, for each that has one."""
         # Not by the unique index, which somebody with the file could have removed or bent.

@@ -108,6 +108,22 @@ LEAF_HASHES: Final = (
     select(_entry.leaf_hash).where(_entry.idx >= bindparam("first"), _entry.idx < bindparam("end")).order_by(_entry.idx)
 )
 ENTRY_OF_ID: Final = select(_entry.idx, _entry.leaf).where(_entry.event_id == bindparam("event_id"))
+
+
+@cache
+def entries_of_ids(count: int) -> ClauseElement:
+    """Return the statement for index, leaf and id of the entries under `count` ids."""
+    return select(_entry.idx, _entry.leaf, _entry.event_id).where(
+        _entry.event_id.in_([bindparam(f"event_id_{number}") for number in range(count)])
+    )
+
+
+def ids_asked(event_ids: list[bytes]) -> tuple[bytes, ...]:
+    """Return `event_ids` filled up to a power of two, so that few statements serve batches of every size."""
+    count = 1 << (len(event_ids) - 1).bit_length()
+    return (*event_ids, *event_ids[:1] * (count - len(event_ids)))
+
+
 LAST_INDEX: Final = select(func.max(_entry.idx))
 TILE: Final = select(_tile.hashes).where(_tile.level == bindparam("level"), _tile.n == bindparam("n"))
 WRITERS: Final = select(tables.writer).order_by(_writer.name)

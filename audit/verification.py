@@ -20,7 +20,7 @@ from audit.quorum import judge
 from audit.stored import StoredLog
 from audit.tiles import HASHES_PER_TILE, tile_path
 from audit.trust import TrustPolicy
-from audit.walk import Walk
+from audit.walk import Opener, Walk
 
 NOT_PROVED: Final = ("that nothing was left unrecorded", "that what was written is true")
 
@@ -118,6 +118,7 @@ def verify(
     newest_checkpoint: bytes,
     reader: Reader,
     progress: Callable[[int], None] = lambda _entries: None,
+    openers: Sequence[Opener] = (),
 ) -> Verification:
     """Return what a stored log and its newest checkpoint prove to `reader`.
 
@@ -126,6 +127,7 @@ def verify(
         newest_checkpoint: The file `checkpoint`, empty where there is none.
         reader: Keys and checkpoints that the reader brings.
         progress: Told how many entries were read.
+        openers: Who opens entries meanwhile, such as other processes.
 
     Raises:
         LogUnreadable: There is no entry at all.
@@ -133,7 +135,7 @@ def verify(
     known = [found for found in map(_parsed, (newest_checkpoint, *reader.against.values())) if found is not None]
     if log.last_index() < 0:
         raise LogUnreadable("the log has no entry")
-    walk = Walk(log, {found.size for found in known}, reader.complete)
+    walk = Walk(log, {found.size for found in known}, reader.complete, openers)
     walk.run(progress)
     return _concluded(walk, newest_checkpoint, reader)
 

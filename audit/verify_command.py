@@ -14,6 +14,7 @@ from audit import checkpoint as checkpoints
 from audit import edge, reading, rendering, verification
 from audit.errors import AuditError, LogUnreadable, NoteRefused
 from audit.events import AuditVerified, new_event_id
+from audit.openers import open_processes
 from audit.read_record import keep, may_record, reader, site_of, talk
 from audit.reading import FoundLog
 from audit.verification import EXIT_STATUS, NOT_PROVED, Reader, Verification
@@ -67,13 +68,16 @@ def _is_about(data: bytes, origin: str, *, newest: bool) -> bool:
 def _with_progress(log: FoundLog, wanted: Reader) -> Verification:
     with log.moment() as (snapshot, signed):
         size = snapshot.last_index() + 1
-        if size < PROGRESS_ABOVE_ENTRIES or not sys.stderr.isatty():
-            return verification.verify(snapshot, signed, wanted)
-        from rich.progress import Progress
+        with open_processes(size) as openers:
+            if size < PROGRESS_ABOVE_ENTRIES or not sys.stderr.isatty():
+                return verification.verify(snapshot, signed, wanted, openers=openers)
+            from rich.progress import Progress
 
-        with Progress(console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("verifying", total=size)
-            return verification.verify(snapshot, signed, wanted, lambda entries: bar.update(task, completed=entries))
+            with Progress(console=Console(stderr=True), transient=True) as bar:
+                task = bar.add_task("verifying", total=size)
+                return verification.verify(
+                    snapshot, signed, wanted, lambda entries: bar.update(task, completed=entries), openers
+                )
 
 
 def _record_verification(log: FoundLog, result: Verification) -> None:

@@ -7,14 +7,15 @@ reported as a thousand flaws.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 from audit import tiles
 from audit.canonical import Event
-from audit.entry import hash_text, read_frame
+from audit.entry import MAX_READ_BYTES, Entry, event_of, hash_text, read_frame
 from audit.errors import AuditError, EntryRefused
 from audit.history import TRAIL_ACTIONS, Flaw, History, newest_origin
 from audit.keyring import Keyring
@@ -28,6 +29,27 @@ MAX_FLAWS: Final = 1000
 _UNKNOWN: Final = bytes(32)
 
 
+class Opener(Protocol):
+    """Somebody else who opens leaves: form, schema and signature. One tile at a time: `begin`, then `end`."""
+
+    def begin(self, origin: str, keyring: Keyring, leaves: dict[int, bytes]) -> None:
+        """Start on the leaves of a tile, by index, under the keys of the log as they stand now."""
+        ...
+
+    def end(self) -> dict[int, bool]:
+        """Return which of them are entries, and whether this version knows all their fields; others are left out."""
+        ...
+
+
+class _Ahead(NamedTuple):
+    """A tile of which the entries are opened while those before it are replayed."""
+
+    n: int
+    stored: dict[int, StoredEntry]
+    opener: Opener
+    keyring: Keyring
+
+
 @dataclass(slots=True)
 class Walk:
     """The replay of one store; `run` it once.
@@ -36,6 +58,8 @@ class Walk:
         log: What is stored.
         wanted_sizes: Sizes at which the root is asked for.
         complete: Replay the rules of order and compare the projections, too.
+        openers: Who opens leaves meanwhile; without any, the replay does it all. They say only that an entry is right:
+            one that they don't name is opened here, so what is wrong with it is found and told here.
         history: Where the replay stands.
         flaws: What is wrong.
         notes: What is no flaw, but to be known.
@@ -50,6 +74,7 @@ class Walk:
     log: StoredLog
     wanted_sizes: set[int]
     complete: bool
+    openers: Sequence[Opener] = ()
     history: History = field(default_factory=lambda: History(""))
     flaws: list[Flaw] = field(default_factory=list)
     notes: list[Flaw] = field(default_factory=list)
@@ -68,6 +93,11 @@ class Walk:
     _trail: dict[int, bytes] = field(default_factory=dict)
     _blank: dict[int, bytes] = field(default_factory=dict)
     _writer_ends: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+    _opened: dict[int, bool] = field(default_factory=dict)
+    """Of this tile: what an opener said, under which keys."""
+    _opened_under: Keyring | None = None
+    _events: dict[int, Event] = field(default_factory=dict)
+    """Of this tile: what was opened."""
 
     @property
     def root(self) -> bytes:
@@ -102,7 +132,7 @@ class Walk:
         elif head.size > size:
             self.flaw("CFD-A02", _span(size, head.size), "missing: written, and not stored")
         next_projected = self.log.next_projected() if self.complete else 0
-        for n, stored in _tilewise(self.log.entries(0, size)):
+        for n, stored in self._opened_ahead(_tilewise(self.log.entries(0, size))):
             self._pass_over(n * HASHES_PER_TILE)
             self._take_tile(n, stored, size)
             if self.stopped:
@@ -114,6 +144,30 @@ class Walk:
         if not self.broken:
             self._compare_upper(self._edge.partial)
         self._finish(head)
+
+    def _opened_ahead(
+        self, tiles_of_rows: Iterator[tuple[int, dict[int, StoredEntry]]]
+    ) -> Iterator[tuple[int, dict[int, StoredEntry]]]:
+        """Yield the tiles, each after an opener went through it; the first one alone, since it brings the keys."""
+        waiting: deque[_Ahead] = deque()
+        free = deque(self.openers)
+        for n, stored in tiles_of_rows:
+            if not self.openers or not self.history.origin:
+                yield n, stored
+                continue
+            ready = None if free else waiting.popleft()
+            opened = {} if ready is None else ready.opener.end()
+            opener = free.popleft() if ready is None else ready.opener
+            opener.begin(self.history.origin, self.history.keyring, _openable(stored))
+            waiting.append(_Ahead(n, stored, opener, self.history.keyring))
+            if ready is not None:
+                yield self._use(ready, opened)
+        for ready in waiting:
+            yield self._use(ready, ready.opener.end())
+
+    def _use(self, ready: _Ahead, opened: dict[int, bool]) -> tuple[int, dict[int, StoredEntry]]:
+        self._opened, self._opened_under = opened, ready.keyring
+        return ready.n, ready.stored
 
     def _pass_over(self, first: int) -> None:
         """Name whole tiles of entries of which nothing is stored."""
@@ -131,6 +185,7 @@ class Walk:
         end = min(first + HASHES_PER_TILE, size)
         kept = self._tile_hashes(n, end - first, stored)
         hashes, others = [], []
+        self._events.clear()
         for index in range(first, end):
             row = stored.get(index)
             hashes.append(self._take(index, row, kept.get(index)))
@@ -202,7 +257,7 @@ class Walk:
             with contextlib.suppress(EntryRefused):
                 self.history = History(newest_origin(row.leaf))
         try:
-            entry = self.history.open_next(row.leaf)
+            entry = self._entry(index, row.leaf)
             history = self.history.after(entry.event, hashed)
         except EntryRefused as refused:
             # An altered byte breaks tile and signature alike; the first is the plainer word for it.
@@ -223,6 +278,12 @@ class Walk:
         self._note(event, index, hashed, interpreted=entry.interpreted)
         return True
 
+    def _entry(self, index: int, leaf: bytes) -> Entry:
+        # What was said under other keys than those of now isn't heard.
+        if index in self._opened and self._opened_under is self.history.keyring:
+            return Entry(leaf, event_of(leaf), self._opened[index])
+        return self.history.open_next(leaf)
+
     def _check_link(self, event: Event) -> None:
         writer = event["writer"]
         for flaw in self.history.flaws_of(event):
@@ -233,7 +294,7 @@ class Walk:
 
     def _note(self, event: Event, index: int, hashed: bytes, *, interpreted: bool) -> None:
         where = f"entry {index}"
-        self.last_event = event
+        self.last_event = self._events[index] = event
         self._writer_ends[event["writer"]] = (index, hashed)
         if not interpreted:
             self.notes.append(Flaw("CFD-A44", where, "not interpreted by this version; its bytes and signature agree"))
@@ -290,13 +351,10 @@ class Walk:
     def _compare_projection(self, first: int, end: int, stored: dict[int, StoredEntry]) -> None:
         rows = self.log.projected(first, end)
         for index in range(first, end):
-            if index not in stored:
-                continue
-            with contextlib.suppress(EntryRefused, KeyError):  # a flawed entry has been named already
-                event, _ = read_frame(stored[index].leaf, origin=self.history.origin)
-                if rows.get(index) != row_of(index, event):
-                    what = "another" if index in rows else "no"
-                    self.flaw("CFD-A14", f"entry {index}", f"the projection has {what} row for it; rebuild it")
+            event = self._events.get(index)  # a flawed entry has been named already
+            if event is not None and rows.get(index) != row_of(index, event):
+                what = "another" if index in rows else "no"
+                self.flaw("CFD-A14", f"entry {index}", f"the projection has {what} row for it; rebuild it")
 
     def _finish(self, head: Head | None) -> None:
         """Compare what the store says besides its entries."""
@@ -328,6 +386,10 @@ class Walk:
 
 def _span(first: int, end: int) -> str:
     return f"entry {first}" if end == first + 1 else f"entries {first} to {end - 1}"
+
+
+def _openable(stored: dict[int, StoredEntry]) -> dict[int, bytes]:
+    return {index: row.leaf for index, row in stored.items() if 0 < len(row.leaf) <= MAX_READ_BYTES}
 
 
 def _tilewise(rows: Iterator[StoredEntry]) -> Iterator[tuple[int, dict[int, StoredEntry]]]:
