@@ -26,7 +26,7 @@ from sqlalchemy.pool import NullPool
 from sqlalchemy.schema import CreateSchema, DropSchema
 
 from audit import durable, key_files, tables
-from audit.errors import LogDamaged, LogUnreadable, SecondWriter, SettingsUnsafe
+from audit.errors import AuditError, LogDamaged, LogUnreadable, SecondWriter, SettingsUnsafe
 from audit.places import Places
 
 BUSY_TIMEOUT_S: Final = 30
@@ -115,6 +115,11 @@ def create(places: Places, server: Server | None) -> Connection:
     durable.sync_folder(places.epoch_folder)
     connection = open_to_write(places, check_version=False)
     try:
+        if _entries(connection):
+            places.server.unlink()  # what we wrote; the log that is there belongs to another home
+            raise SettingsUnsafe(
+                f"the database has a log in its schema {schema_of(places)} already", hint="name an empty database"
+            )
         _make_tables(connection)
     except BaseException:
         close(connection)
@@ -259,6 +264,31 @@ def _hold_advisory_lock(connection: Connection, places: Places) -> None:
         raise SecondWriter(f"another process writes the log in {schema_of(places)} of this database")
 
 
+def backend_of(connection: Connection) -> tuple[int, Any] | None:
+    """Return by what a server knows this connection, None for SQLite."""
+    if connection.dialect.name != "postgresql":
+        return None
+    found = connection.exec_driver_sql(
+        "SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()"
+    ).fetchone()
+    return None if found is None else (found[0], found[1])
+
+
+def end_backend(places: Places, backend: tuple[int, Any]) -> None:
+    """End a lost connection of ours at the server, where it may hold the log's lock until a time-out of hours.
+
+    What it was doing has happened or not when this returns, or will have when the lock is free.
+    """
+    engine = _postgresql(places, Server.read(places.server), reads=True)
+    try:
+        with engine.connect() as connection:
+            connection.exec_driver_sql(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s AND backend_start = %s", backend
+            )
+    finally:
+        engine.dispose()
+
+
 def _bring_up(connection: Connection) -> None:
     """Give the database the tables of `SCHEMA`.
 
@@ -294,7 +324,8 @@ def open_to_read(places: Places, *, live: bool) -> Iterator[Connection]:
         live: The home is in use. In a copy, no file is made or touched, even by SQLite itself.
 
     Raises:
-        LogUnreadable: The database can't be opened, or a newer program wrote it.
+        LogUnreadable: The database can't be opened.
+        AuditError: CFD-A29, a newer program wrote it.
         LogDamaged: The file isn't a database any more.
     """
     with _sqlite_copy(places, live=live) as path:
@@ -308,7 +339,7 @@ def open_to_read(places: Places, *, live: bool) -> Iterator[Connection]:
             with engine.connect() as connection:
                 connection.exec_driver_sql(begin)
                 if (found := _version(connection)) is not None and found > SCHEMA:
-                    raise LogUnreadable(f"a newer program wrote {places.epoch_folder}: its shape is {found}")
+                    raise AuditError("CFD-A29", f"the log has shape {found}, this program knows {SCHEMA}")
                 yield connection
         except DBAPIError as problem:
             said = f"the log in {places.epoch_folder} can't be read: {cause(problem)}"

@@ -170,10 +170,14 @@ class AuditLog:
         except BaseException:
             os.close(lock)
             raise
-        policies = trust_folder or folder.parent / "trust"
-        write_trust_policy(policies, party=party, log_keys=[self.checkpoint_key])
-        self.checkpoint()
-        self._begin(Opened(self._committer.history), serve_socket=serve_socket)
+        try:
+            policies = trust_folder or folder.parent / "trust"
+            write_trust_policy(policies, party=party, log_keys=[self.checkpoint_key])
+            self.checkpoint()
+            self._begin(Opened(self._committer.history), serve_socket=serve_socket)
+        except BaseException:
+            self._release()
+            raise
         return self
 
     @classmethod
@@ -253,23 +257,26 @@ class AuditLog:
         except BaseException:
             store.close()
             raise
-        self._append_own(
-            events.LogOpened(
-                id=self.new_id(),
-                decision="allowed",
-                actor=first.actor or self._service(),
-                origin=str(origin),
-                log_key=self.checkpoint_key,
-                writer_keys=[str(writer.key) for writer in writers.values()],
-                witness_keys=list(first.witness_keys),
-                quorum=first.quorum,
-                charter=first.charter,
-                schema=shipped_hash(),
-                previous=first.previous,
-                lost=first.lost,
-                private=first.private,
-            )
+        opened = events.LogOpened(
+            id=self.new_id(),
+            decision="allowed",
+            actor=first.actor or self._service(),
+            origin=str(origin),
+            log_key=self.checkpoint_key,
+            writer_keys=[str(writer.key) for writer in writers.values()],
+            witness_keys=list(first.witness_keys),
+            quorum=first.quorum,
+            charter=first.charter,
+            schema=shipped_hash(),
+            previous=first.previous,
+            lost=first.lost,
+            private=first.private,
         )
+        try:
+            self._append_own(opened)
+        except BaseException:
+            self._let_go()
+            raise
         return self
 
     @classmethod
@@ -399,12 +406,18 @@ class AuditLog:
                 self._release()
 
     def _release(self) -> None:
+        try:
+            self._let_go()
+        finally:
+            os.close(self._lock)
+
+    def _let_go(self) -> None:
+        """Let go of all but the lock."""
         self._closed = True
         try:
             self._committer.end()
         finally:
             self.private.close()
-            os.close(self._lock)
 
     def __enter__(self) -> Self:
         return self
@@ -476,6 +489,21 @@ class AuditLog:
             AppendFailed: The log is closed, or the checkpoint couldn't be stored.
         """
         return self._committer.checkpoint()
+
+    def keep_cosigned(self, size: int, cosigned: bytes, *, quorum: bool) -> None:
+        """Keep a checkpoint of this log with the cosignatures that it has; durable on return.
+
+        The newest with a quorum binds the log from now on: it doesn't open below it, or beside it.
+
+        Args:
+            size: The checkpoint's size.
+            cosigned: The note; the caller has checked it.
+            quorum: Whether its cosignatures are enough; the smaller ones without then go.
+
+        Raises:
+            AppendFailed: The log is closed, or it couldn't be stored.
+        """
+        self._committer.keep_cosigned(size, cosigned, quorum=quorum)
 
     def rebuild(self) -> int:
         """Make anew the rows by which queries find entries, and return how many entries there are.

@@ -16,6 +16,7 @@ from audit import checkpoint, database, durable
 from audit.canonical import Event
 from audit.entry import hash_text, read_frame
 from audit.errors import (
+    AuditError,
     EntryRefused,
     LogBehind,
     LogDamaged,
@@ -95,6 +96,10 @@ def check(places: Places) -> tuple[Opened, Head]:
             return _checked(Snapshot(connection), signed)
     except (ProofRefused, EntryRefused) as refused:
         raise LogDamaged(refused.message, code=refused.code) from None
+    except AuditError as error:
+        if error.code == "CFD-A29":
+            raise SettingsUnsafe(error.message, code=error.code) from None
+        raise
     except (KeyError, TypeError, ValueError, AttributeError):
         # Rows that agree with each other and were never entries: their fields aren't there.
         raise LogDamaged("an entry is no event", code="CFD-A09") from None

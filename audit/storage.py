@@ -74,6 +74,7 @@ class Store:
         self._pages = 0
         self._broken = ""
         self._lost = False
+        self._backend: tuple[int, Any] | None = None
         self._use(connection)
 
     def _use(self, connection: Connection) -> None:
@@ -90,6 +91,7 @@ class Store:
             import psycopg
 
             self._errors = (psycopg.Error,)
+        self._backend = database.backend_of(connection)
         self._lost = False
 
     @property
@@ -234,6 +236,9 @@ class Store:
             except AuditError as error:
                 if now_s() >= until_s:
                     raise AppendFailed(f"the log's database can't be reached: {error.message}") from None
+                if isinstance(error, SecondWriter) and self._backend is not None:
+                    with contextlib.suppress(DBAPIError):
+                        database.end_backend(self._places, self._backend)
                 time.sleep(_RETRY_S)
             else:
                 return
