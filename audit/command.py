@@ -23,7 +23,8 @@ LOG is a home, its audit folder, or a copy of either; without one, the home of t
                                          --trust FILE --against CHECKPOINT --complete
   checkpoint  print the newest signed checkpoint: a few lines that fit a letter
   rebuild     make anew the rows by which queries find entries
-  new-epoch   close a log that must not go on and begin the next, naming what is lost   --reason TEXT
+  new-epoch   close a log that must not go on and begin the next, naming what is lost
+                                         --reason TEXT --database URL --password-file FILE
 
   --home DIR            the home to read
   --format FORMAT       table, json, jsonl or csv
@@ -79,6 +80,8 @@ def _parser() -> _Parser:
     verify.add_argument("--against", action="append", type=Path, default=[])
     verify.add_argument("--complete", action="store_true")
     verbs.choices["new-epoch"].add_argument("--reason", required=True, metavar="TEXT")
+    verbs.choices["new-epoch"].add_argument("--database", metavar="URL")
+    verbs.choices["new-epoch"].add_argument("--password-file", type=Path)
     return parser
 
 

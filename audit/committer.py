@@ -92,6 +92,7 @@ class Committer:
         settings: Limits.
         log_signer: Signs checkpoints.
         writer: Signs entries.
+        on_broken: Told once why nothing more can be appended, after whoever waited was.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Committer:
         settings: LogSettings,
         log_signer: note.Signer,
         writer: note.Signer,
+        on_broken: Callable[[str], None] | None = None,
     ) -> None:
         self.history: History = opened.history
         self._edge: Edge = opened.edge
@@ -130,6 +132,7 @@ class Committer:
         self._unsettled: _Written | None = None
         self._projector = Projector(store, self._origin, timeout_s=settings.append_timeout_s)
         self._queue: queue.Queue[_Pending | _Request] = queue.Queue(settings.queue_entries)
+        self._on_broken = on_broken
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="audit-committer", daemon=True)
         self._thread.start()
@@ -252,6 +255,9 @@ class Committer:
                 if request.stop:
                     return
             self._follow(idle=not batch and request is None)
+            if self._store.broken and self._on_broken is not None:
+                told, self._on_broken = self._on_broken, None
+                told(self._store.broken)
 
     def _next_batch(self) -> tuple[list[_Pending], _Request | None]:
         """Return what waits, up to the limits of a batch and up to the first request."""

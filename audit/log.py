@@ -81,6 +81,7 @@ class AuditLog:
         settings: LogSettings,
         log_signer: note.Signer,
         writer: note.Signer,
+        on_broken: Callable[[str], None] | None = None,
     ) -> None:
         self._places = places
         self._lock = lock
@@ -108,6 +109,7 @@ class AuditLog:
             settings=settings,
             log_signer=log_signer,
             writer=writer,
+            on_broken=on_broken,
         )
 
     # --- beginning and end ------------------------------------------------------------------------------------
@@ -289,6 +291,7 @@ class AuditLog:
         random_bytes: Callable[[int], bytes] = os.urandom,
         settings: LogSettings | None = None,
         serve_socket: bool = False,
+        on_broken: Callable[[str], None] | None = None,
     ) -> Self:
         """Check the stored log, repair what an unclean end left, and return it open for appending.
 
@@ -299,6 +302,7 @@ class AuditLog:
             random_bytes: Gives ids, salt and nonces.
             settings: Limits.
             serve_socket: Take drafts from other local processes.
+            on_broken: Told once, from the committer's thread, why nothing more can be appended; it ends the process.
 
         Raises:
             LogUnreadable: There is no log.
@@ -313,6 +317,7 @@ class AuditLog:
         _refuse_network(folder, settings)
         if not places.has_log:
             raise LogUnreadable(f"no log in {folder}", hint="make the home first, or name another --home")
+        _refuse_another_place(places, settings)
         lock = hold_lock(places)
         try:
             opened, store = open_store(places)
@@ -332,6 +337,7 @@ class AuditLog:
                     settings=settings,
                     log_signer=log_signer,
                     writer=writer,
+                    on_broken=on_broken,
                 )
             except BaseException:
                 store.close()
@@ -571,3 +577,12 @@ def _server(settings: LogSettings) -> database.Server | None:
 def _refuse_network(folder: Path, settings: LogSettings) -> None:
     if not settings.allow_network_filesystem and (kind := edge.network_file_system(folder)):
         raise SettingsUnsafe(f"{folder} is on a {kind} file system", hint="move the home to a local disk")
+
+
+def _refuse_another_place(places: Places, settings: LogSettings) -> None:
+    wanted = _server(settings)
+    if wanted is not None and (not places.server.exists() or database.Server.read(places.server).url != wanted.url):
+        raise SettingsUnsafe(
+            "the log isn't kept where audit.database says",
+            hint="`confide audit new-epoch --database URL` moves it there; or take the setting out",
+        )

@@ -12,6 +12,7 @@ from audit.log import AuditLog
 from audit.private import PrivateStore
 from audit.read_record import talk
 from audit.reading import FoundLog
+from audit.settings import LogSettings
 
 
 def _refuse_a_copy(log: FoundLog) -> None:
@@ -44,6 +45,7 @@ def new_epoch(given: argparse.Namespace, log: FoundLog) -> int:
             commit=lambda reason: store.commit("reason", reason, subject=actor.id),
             actor=actor,
             clock=clock,
+            settings=LogSettings(database=given.database, password_file=given.password_file),
         )
     finally:
         store.close()

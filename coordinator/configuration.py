@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from federation.charter import FederationName, Operator
+from federation.edge.audit_settings import AuditSection
 from federation.edge.configuration import Settings
 from federation.link.limits import LinkLimits
 from federation.messages import SiteName
@@ -121,6 +122,7 @@ class CoordinatorConfiguration(Settings):
         Certificates()
     )
     database: Annotated[Database, Field(description="where jobs, rounds and members are kept")] = Database()
+    audit: Annotated[AuditSection, Field(description="the audit log")] = AuditSection()
     jobs: Annotated[Jobs, Field(description="how jobs wait, start and are offered")] = Jobs()
     rounds: Annotated[Rounds, Field(description="the coordinator's own bounds of a round")] = Rounds()
     retention: Annotated[Retention, Field(description="what stays on disk")] = Retention()

@@ -41,6 +41,7 @@ from coordinator.views import (
     ValidationView,
 )
 from federation import contract, flower, plan, robust_means
+from federation.edge.audit_settings import end_this_process
 from federation.edge.clock import Clock
 from federation.edge.files import HomeLock
 from federation.edge.homes import CoordinatorHome
@@ -408,7 +409,14 @@ def open_service(home: CoordinatorHome, *, clock: Clock, log: Log) -> Coordinato
     try:
         engine = membership_home.open_database(home, configuration)
         membership = membership_home.open_membership(home, configuration, engine, clock)
-        audit = AuditLog.open(home.audit, clock=clock, serve_socket=True)
+        network = configuration.database.allow_network_filesystem
+        audit = AuditLog.open(
+            home.audit,
+            clock=clock,
+            settings=configuration.audit.log_settings(allow_network_filesystem=network),
+            serve_socket=True,
+            on_broken=end_this_process,
+        )
         try:
             return CoordinatorService(
                 home,

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from federation.edge.audit_settings import AuditSection
 from federation.edge.configuration import Settings
 from federation.link.limits import LinkLimits
 
@@ -78,6 +79,7 @@ class SiteConfiguration(Settings):
     stopping: Annotated[Stopping, Field(description="how the daemon ends")] = Stopping()
     approvals: Annotated[Approvals, Field(description="jobs that wait for a person")] = Approvals()
     certificates: Annotated[Certificates, Field(description="this site's certificate")] = Certificates()
+    audit: Annotated[AuditSection, Field(description="the audit log")] = AuditSection()
     link_limits: Annotated[LinkBounds, Field(description="every limit of the link")] = LinkBounds()
     log_level: Annotated[str, Field(pattern=r"^(debug|info|warning|error)$", description="least level logged")] = "info"
     allow_network_filesystem: Annotated[bool, Field(description="take the risk of databases on NFS or SMB")] = False

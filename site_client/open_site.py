@@ -20,6 +20,7 @@ from audit.log import AuditLog
 from federation import policy as policies
 from federation.charter import AcceptedCharter
 from federation.contract import canonical_bytes, digest
+from federation.edge.audit_settings import end_this_process
 from federation.edge.clock import Clock
 from federation.edge.configuration import load_configuration
 from federation.edge.database import open_engine, sqlite_url
@@ -90,7 +91,15 @@ class OpenSite:
                 make_folder(folder)
             self.identity: Final[IdentityKey] = home.identity()
             network = self.configuration.allow_network_filesystem
-            log = AuditLog.open(home.audit, clock=clock, process=process, serve_socket=process == "daemon")
+            serves = process == "daemon"
+            log = AuditLog.open(
+                home.audit,
+                clock=clock,
+                process=process,
+                settings=self.configuration.audit.log_settings(allow_network_filesystem=network),
+                serve_socket=serves,
+                on_broken=end_this_process if serves else None,
+            )
             self._closing: Literal["drain", "signal", "error"] = "drain"
             self._exit.callback(lambda: log.close(self._closing))
             self.records: Final = Records(log)

@@ -254,6 +254,19 @@ def test_a_failed_fsync_is_never_retried(tmp_path: Path) -> None:
     assert verified(tmp_path).flaws == []
 
 
+def test_who_runs_the_log_is_told_once_that_its_disk_failed(tmp_path: Path) -> None:
+    create(tmp_path).close()
+    told: list[str] = []
+    log = reopen(tmp_path, on_broken=told.append)
+    with sqlite_faults.syncing(connection_of(log), lambda: sqlite_faults.SYNC_FAILED):
+        for _ in range(2):
+            with pytest.raises(AppendFailed):
+                log.append(draft())
+    with pytest.raises(AppendFailed):
+        log.close()
+    assert told == [log.broken]
+
+
 def test_a_failed_sync_of_the_file_itself_ends_the_process_too(tmp_path: Path) -> None:
     log = create(tmp_path)
     store = log._committer._store

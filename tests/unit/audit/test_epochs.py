@@ -9,7 +9,7 @@ import pytest
 
 from audit import edge, epochs
 from audit.command import main
-from audit.errors import LogBehind, LogDamaged, LogFrozen, SecondWriter
+from audit.errors import LogBehind, LogDamaged, LogFrozen, SecondWriter, SettingsUnsafe
 from audit.events import Actor
 from audit.opening import open_store
 from audit.places import Places
@@ -200,9 +200,14 @@ def test_an_epoch_may_move_to_a_server(tmp_path: Path, database_url: str) -> Non
     with reopen(home) as log:
         log.append(draft())
     assert verified(home, complete=True).flaws == []
+    if "postgresql" in database_url:  # the setting and the place agree, or it doesn't start
+        reopen(home, settings=log_settings(database_url)).close()
     begin_next(home)
     assert verified(home).flaws == []
     assert (home / "audit" / "3" / "log.db").exists()
+    if "postgresql" in database_url:
+        with pytest.raises(SettingsUnsafe, match=r"audit\.database"):
+            reopen(home, settings=log_settings(database_url))
 
 
 def test_the_account_that_begins_an_epoch_is_recorded_by_pseudonym(tmp_path: Path) -> None:

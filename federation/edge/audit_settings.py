@@ -1,0 +1,51 @@
+"""Section `audit` of a role's configuration file: how its log signs checkpoints, waits, and where it is kept."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from audit.settings import LogSettings
+from federation.edge.configuration import Settings
+
+
+class AuditSection(Settings):
+    """The audit log."""
+
+    database: Annotated[
+        str | None,
+        Field(
+            description="postgresql+psycopg://USER@HOST/NAME that keeps the log, without a password; default: a file "
+            "in the home. `confide audit new-epoch --database` moves a log there"
+        ),
+    ] = None
+    password_file: Annotated[Path | None, Field(description="file (0600) that holds that database's password")] = None
+    checkpoint_every_entries: Annotated[
+        int, Field(ge=1, le=100_000, description="a checkpoint is signed after this many entries")
+    ] = 256
+    checkpoint_every_s: Annotated[
+        float, Field(gt=0, le=86_400, description="a checkpoint is signed after this many seconds with news")
+    ] = 10.0
+    append_timeout_s: Annotated[
+        float, Field(gt=0, le=600, description="seconds that an entry waits for room, or for a lost database")
+    ] = 10.0
+    queue_entries: Annotated[int, Field(ge=1, le=1_000_000, description="entries that may wait")] = 4096
+
+    def log_settings(self, *, allow_network_filesystem: bool) -> LogSettings:
+        """Return the section as the log takes it."""
+        return LogSettings(
+            checkpoint_every_entries=self.checkpoint_every_entries,
+            checkpoint_every_s=self.checkpoint_every_s,
+            append_timeout_s=self.append_timeout_s,
+            queue_entries=self.queue_entries,
+            allow_network_filesystem=allow_network_filesystem,
+            database=self.database,
+            password_file=self.password_file,
+        )
+
+
+def end_this_process(_reason: str) -> None:
+    """Stop as on a signal: for a log whose disk failed, since nothing can be recorded any more, and so nothing done."""
+    os.kill(os.getpid(), signal.SIGTERM)
