@@ -1,0 +1,1 @@
+"""Secure sums (suite FSA-1): the protocol, pure; see README.md."""
