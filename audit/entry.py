@@ -107,32 +107,42 @@ def draft_from(body: Event) -> Draft:
         raise EntryRefused(f"{body['action']}: {_plain(errors)}") from None
 
 
-def _check_common(event: Event) -> None:
-    """Refuse an event whose common fields are wrong; they mean the same in every version."""
+def _check_committed(event: Event) -> None:
+    """Refuse an event of which the committer's fields are wrong; they mean the same in every version."""
     version = event.get("v")
     if type(version) is not int or version < 1:
         raise EntryRefused("v is not a version")
     try:
         Committed.model_validate({**{name: event[name] for name in COMMITTED_FIELDS if name in event}, "v": 1})
-        Draft.model_validate({name: value for name, value in event.items() if name in _DRAFT_FIELDS})
     except ValidationError as errors:
         raise EntryRefused(f"common fields: {_plain(errors)}") from None
     if (event["seq"] == 0) == ("prev" in event):
         raise EntryRefused("`prev` is absent exactly at seq 0")
 
 
+def _check_common(event: Event) -> None:
+    """Refuse an event whose other common fields are wrong."""
+    try:
+        Draft.model_validate({name: value for name, value in event.items() if name in _DRAFT_FIELDS})
+    except ValidationError as errors:
+        raise EntryRefused(f"common fields: {_plain(errors)}") from None
+
+
 def _is_interpreted(event: Event) -> bool:
     """Return whether the action's model knows the event; an unknown action or field is for a newer reader.
 
     Raises:
-        EntryRefused: A field that the model does know holds a wrong value.
+        EntryRefused: A common field, or a field that the model does know, holds a wrong value.
     """
-    model = ACTIONS.get(event["action"])
-    if event["v"] != 1 or model is None:
+    action = event.get("action")
+    model = ACTIONS.get(action) if event["v"] == 1 and isinstance(action, str) else None
+    if model is None:
+        _check_common(event)
         return False
     try:
-        model.model_validate(draft_of(event))
+        model.model_validate(draft_of(event))  # each model has the common fields, too
     except ValidationError as errors:
+        _check_common(event)
         kinds = {error["type"] for error in errors.errors(include_url=False, include_input=False)}
         if kinds == {"extra_forbidden"}:
             return False
@@ -177,7 +187,7 @@ def read_leaf(leaf: bytes, *, origin: str) -> tuple[Entry, note.Note]:
         EntryRefused: With the code of the first check that failed.
     """
     event, signed = read_frame(leaf, origin=origin)
-    _check_common(event)
+    _check_committed(event)
     return Entry(leaf, event, _is_interpreted(event)), signed
 
 

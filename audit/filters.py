@@ -29,7 +29,7 @@ COLUMNS: Final = (
     "egress_bytes",
 )
 NUMBERS: Final = frozenset({"index", "round", "eps_nano", "egress_bytes"})
-_PARTS: Final = {
+PARTS: Final = {
     "dataset": ("dataset", "id"),
     "version": ("dataset", "version"),
     "purpose": ("purpose", "code"),
@@ -55,7 +55,7 @@ class FilterRefused(ValueError):
 def column(event: Event, name: str) -> str | int | None:
     """Return what a list shows of `event` under `name`, None where the event has no such thing."""
     value: Any = event
-    for step in _PARTS.get(name, (name,)):
+    for step in PARTS.get(name, (name,)):
         value = value.get(step) if isinstance(value, dict) else None
     return value if isinstance(value, str | int) else None
 

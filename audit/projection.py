@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from audit.canonical import Event
-from audit.filters import COLUMNS, NUMBERS, column
+from audit.filters import COLUMNS, NUMBERS, PARTS
 
 NAMES: Final = ("idx", "t_us", *COLUMNS)
 _LONGEST: Final = {"action": 64, "decision": 8, "version": 71, "code": 16}
@@ -18,19 +18,26 @@ _COMMITMENT: Final = 46
 Row = tuple[str | int | None, ...]
 
 
-def _fitting(event: Event, name: str) -> str | int | None:
-    """Return a column's value; what an entry of a newer version has there in another form is left out."""
-    value = column(event, name)
-    if name in NUMBERS:
-        return value if type(value) is int else None
-    return value if isinstance(value, str) and len(value) <= _LONGEST.get(name, _LIMIT) else None
+_PLACES: Final = tuple((name, *PARTS.get(name, (name, None)), _LONGEST.get(name, _LIMIT)) for name in COLUMNS)
+"""Of each column: its name, the field and the part of the field that it shows, and how long it may be."""
 
 
 def row_of(index: int, event: Event) -> Row:
-    """Return the row of the entry at `index`, its values in the order of `NAMES`."""
-    action = _fitting(event, "action") or "unknown"
-    rest = (_fitting(event, name) for name in COLUMNS[1:])
-    return (index, event["t_us"], action, *rest)
+    """Return the row of the entry at `index`, its values in the order of `NAMES`.
+
+    What an entry of a newer version has in another form is left out.
+    """
+    row: list[str | int | None] = [index, event["t_us"]]
+    for name, first, part, longest in _PLACES:
+        value: Any = event.get(first)
+        if part is not None:
+            value = value.get(part) if isinstance(value, dict) else None
+        if value is not None:
+            fits = type(value) is int if name in NUMBERS else isinstance(value, str) and len(value) <= longest
+            value = value if fits else None
+        row.append(value)
+    row[2] = row[2] or "unknown"
+    return tuple(row)
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.row import Row
 
-MODULES = ("startup", "link", "rounds")
+MODULES = ("startup", "link", "rounds", "audit")
 OUTPUT = Path(__file__).resolve().parent.parent / "build" / "bench.json"
 
 

@@ -22,3 +22,8 @@ def at_most(name: str, value: float, unit: str, *, target: float, against: str) 
 def shown(name: str, value: float, unit: str, *, against: str) -> Row:
     """Return a row without a target."""
     return Row(name=name, value=value, unit=unit, against=against, target=None, holds=None)
+
+
+def at_least(name: str, value: float, unit: str, *, target: float, against: str) -> Row:
+    """Return a row whose target is a lower limit."""
+    return Row(name=name, value=value, unit=unit, against=against, target=target, holds=value >= target)
