@@ -23,6 +23,8 @@ from audit.snapshot import Snapshot
 from audit.stored import StoredEntry
 from audit.tiles import Edge, TrustedTiles
 
+_AT_ONCE: Final = 32
+"""Leaves that are fetched at once of a page of rows, of which the reader may want only a few."""
 _BEFORE: Final = 256
 """Entries below the newest checkpoint from which the chains of the writers above it are taken up."""
 
@@ -148,8 +150,12 @@ class CheckedLog:
         """
         first = 0 if filters.after is None else filters.after + 1
         projected = min(self._snapshot.next_projected(), self.size)
-        for found in self._snapshot.matching(filters, first, projected):
-            yield self._projected_row(found)
+        for page in self._snapshot.matching(filters, first, projected):
+            for start in range(0, len(page), _AT_ONCE):
+                part = page[start : start + _AT_ONCE]
+                stored = self._snapshot.entries_at([found[0] for found in part if type(found[0]) is int])
+                for found in part:
+                    yield self._projected_row(found, stored)
         for row in self.rows(max(first, projected)) if max(first, projected) < self.size else ():
             if filters.match(row.index, row.event):
                 yield row
@@ -163,11 +169,13 @@ class CheckedLog:
             filters.match(row.index, row.event) for row in tail
         )
 
-    def _projected_row(self, found: ProjectedRow) -> Row:
+    def _projected_row(self, found: ProjectedRow, stored: dict[int, StoredEntry]) -> Row:
         index = found[0]
         if type(index) is not int:
             raise refused("a row of the projection has no index", "CFD-A14")
-        row = self.row(index)
+        if index not in stored:
+            raise refused(f"entry {index} is missing", "CFD-A02")
+        row = self._row(stored[index])
         if row_of(index, row.event) != found:
             raise AuditError(
                 "CFD-A14", f"the projection shows entry {index} otherwise", hint="run `confide audit rebuild`"

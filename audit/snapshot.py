@@ -91,6 +91,18 @@ class Snapshot:
             for row in rows:
                 yield StoredEntry(index, _bytes(row[1]), _bytes(row[2]), _bytes(row[3]))
 
+    def entries_at(self, indices: list[int]) -> dict[int, StoredEntry]:
+        """Return the rows at up to `PAGE` places, by index; a missing row is left out, a damaged one says so."""
+        asked = statements.filled_up(indices)
+        try:
+            rows = statements.fetch(self._connection, statements.entries_at(len(asked)), *asked)
+        except DBAPIError as problem:
+            if not is_malformed(problem):
+                raise self._damaged(problem) from None
+            return {row.index: row for index in indices for row in self._one_by_one(index, index + 1)}
+        found = (StoredEntry(_number(row[0]), _bytes(row[1]), _bytes(row[2]), _bytes(row[3])) for row in rows)
+        return {row.index: row for row in found}
+
     def last_index(self) -> int:
         """Return the index of the last row, -1 where there is none."""
         return _number(self._fetch(statements.LAST_INDEX)[0][0])
@@ -103,7 +115,7 @@ class Snapshot:
 
     def find_ids(self, event_ids: list[bytes]) -> dict[bytes, tuple[int, bytes]]:
         """Return index and leaf of the entries under some of `event_ids`, of which there are any, by id."""
-        asked = statements.ids_asked(event_ids)
+        asked = statements.filled_up(event_ids)
         rows = self._fetch(statements.entries_of_ids(len(asked)), *asked)
         return {_bytes(event_id): (_number(index), _bytes(leaf)) for index, leaf, event_id in rows}
 
@@ -172,15 +184,16 @@ class Snapshot:
         """Return whether an entry names this commitment."""
         return bool(self._fetch(statements.IS_COMMITTED, value))
 
-    def matching(self, filters: Filters, first: int, end: int) -> Iterator[Row]:
-        """Yield the rows from `first` up to `end` that `filters` ask for, in order, page by page."""
+    def matching(self, filters: Filters, first: int, end: int) -> Iterator[list[Row]]:
+        """Yield the rows from `first` up to `end` that `filters` ask for, in order, a page of them at a time."""
         first = max(first, 0 if filters.since_us is None else self._first_at(filters.since_us, end))
         end = end if filters.until_us is None else self._first_at(filters.until_us, end)
         actions = self._actions(filters.action)
         while first < end:
             pages = [self._page(filters, action, first, end) for action in actions]
             page = sorted((row for rows in pages for row in rows), key=lambda row: _number(row[0]))[:PAGE]
-            yield from page
+            if page:
+                yield page
             if len(page) < PAGE:
                 return
             first = _number(page[-1][0]) + 1

@@ -8,13 +8,15 @@ import contextlib
 import sqlite3
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Dialect, Select, bindparam, delete, func, insert, literal_column, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql import ClauseElement
 
 from audit import tables
+
+T = TypeVar("T")
 
 PAGE: Final = 256
 SQLITE: Final = "sqlite"
@@ -129,10 +131,16 @@ def entries_of_ids(count: int) -> ClauseElement:
     )
 
 
-def ids_asked(event_ids: list[bytes]) -> tuple[bytes, ...]:
-    """Return `event_ids` filled up to a power of two, so that few statements serve batches of every size."""
-    count = 1 << (len(event_ids) - 1).bit_length()
-    return (*event_ids, *event_ids[:1] * (count - len(event_ids)))
+@cache
+def entries_at(count: int) -> ClauseElement:
+    """Return the statement for the entries at `count` places."""
+    return select(tables.entry).where(_entry.idx.in_([bindparam(f"idx_{number}") for number in range(count)]))
+
+
+def filled_up(asked: list[T]) -> tuple[T, ...]:
+    """Return what is asked for filled up to a power of two, so that few statements serve lists of every length."""
+    count = 1 << (len(asked) - 1).bit_length()
+    return (*asked, *asked[:1] * (count - len(asked)))
 
 
 LAST_INDEX: Final = select(func.max(_entry.idx))

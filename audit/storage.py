@@ -125,7 +125,7 @@ class Store:
             AppendFailed: The server couldn't be reached in time.
             LogDamaged: The database can't be read.
         """
-        asked = statements.ids_asked(event_ids)
+        asked = statements.filled_up(event_ids)
         text = statements.text_of(statements.entries_of_ids(len(asked)), self._kind)
         try:  # for each append: by the driver, which takes a third of the time
             found = self._driver.execute(text, asked).fetchall()

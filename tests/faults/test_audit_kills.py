@@ -71,9 +71,10 @@ def killed_often(folder: Path, rounds: int) -> dict[int, str]:
 
 
 @pytest.mark.process
-def test_kill_nine_loses_no_acknowledged_entry(tmp_path: Path, database_url: str) -> None:
+@pytest.mark.parametrize("rounds", [40, pytest.param(200, marks=pytest.mark.slow)])
+def test_kill_nine_loses_no_acknowledged_entry(tmp_path: Path, database_url: str, rounds: int) -> None:
     create(tmp_path, settings=log_settings(database_url)).close()
-    acknowledged = killed_often(tmp_path / "audit", 40)
+    acknowledged = killed_often(tmp_path / "audit", rounds)
     rows = {row.index: row for row in read_rows(find_log(tmp_path))}
     assert len(acknowledged) > 100
     assert {index for index, digest in acknowledged.items() if rows[index].leaf_hash != digest} == set()
@@ -82,6 +83,6 @@ def test_kill_nine_loses_no_acknowledged_entry(tmp_path: Path, database_url: str
     result = verified(tmp_path, complete=True)
     assert result.flaws == []
     booted = [row.event for row in read_rows(find_log(tmp_path)) if row.event["action"] == "log.booted"]
-    assert [event.get("unclean", False) for event in booted] == [False, False, *([True] * 40)]
+    assert [event.get("unclean", False) for event in booted] == [False, False, *([True] * rounds)]
     kept = sorted((tmp_path / "audit" / "1" / "aside").glob("*.wal")) if "sqlite" in database_url else []
     assert len(kept) <= 3

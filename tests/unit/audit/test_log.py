@@ -113,6 +113,18 @@ def test_many_threads_share_syncs(tmp_path: Path) -> None:
         assert len(syncs) <= 3
 
 
+def test_a_queue_that_stays_full_refuses_the_act(tmp_path: Path) -> None:
+    settings = LogSettings(queue_entries=4, append_timeout_s=0.1)
+    with create(tmp_path, settings=settings) as log:
+        gate = threading.Event()
+        with sqlite_faults.syncing(connection_of(log), lambda: gate.wait(10) and None):
+            futures = [log.submit(draft())]
+            with pytest.raises(AppendFailed, match="4 drafts wait"):
+                futures.extend(log.submit(draft()) for _ in range(10))
+            gate.set()
+            assert sorted(future.result().index for future in futures) == list(range(2, 2 + len(futures)))
+
+
 def test_a_draft_that_cannot_be_an_entry_fails_alone(tmp_path: Path) -> None:
     unknown = note.Ed25519Signer(f"{ORIGIN.removesuffix('/audit/1')}/writer/daemon", bytes(32)).key
     revoked = KeyRevoked(
