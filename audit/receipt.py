@@ -1,7 +1,9 @@
 """The receipt: proof in hand that an entry is durable, without which no data are read and no byte leaves.
 
 Only the committer makes one. To another process it crosses as index and leaf, and is made again there by
-`Receipt.reopen` under the writer's public key. `ReceiptGuard` is what a loader asks before it reads.
+`Receipt.reopen` under the writer's public key. What acts takes a receipt as an argument, so that acting without a
+record doesn't type-check, and acts on what the entry says (`Receipt.permitting`); `ReceiptGuard` is what a loader asks
+before it reads.
 """
 
 from typing import Final, Self, final
@@ -57,6 +59,16 @@ class Receipt:
     def leaf_hash_text(self) -> str:
         """Return the leaf hash as an event's `prev` or `peer` holds it."""
         return hash_text(self.leaf_hash)
+
+    def permitting(self, action: str) -> Event:
+        """Return the entry, which is an allowed one of `action`: its fields say what may be done.
+
+        Raises:
+            EntryRefused: It is of another action, or it says no; nothing may be done.
+        """
+        if (self.event["action"], self.event["decision"]) != (action, "allowed"):
+            raise EntryRefused(f"entry {self.index} is no permission: {self.event['action']}, where {action} is needed")
+        return self.event
 
     def __repr__(self) -> str:
         return f"Receipt({self.origin}, {self.index}, {self.event['action']})"

@@ -32,14 +32,14 @@ class SequenceRules:
         self.flaws.append(Flaw(CODE, f"entry {index}", what))
 
     def take(self, index: int, event: Event) -> None:
-        """Check the entry at `index` against all before it; a refused or failed act did nothing."""
+        """Check the entry at `index` against all before it; a refused or failed act did nothing, but for an end."""
+        if event["action"] in ("data.closed", "data.abandoned"):
+            self._take_ended(index, event)  # a reading that broke is over, too
         if event["decision"] != "allowed":
             return
         match event["action"]:
             case "data.opened":
                 self._take_opened(index, event)
-            case "data.closed" | "data.abandoned":
-                self._take_ended(index, event)
             case "data.retired":
                 self._retired.add(event["dataset"]["id"])
             case "data.registered":

@@ -90,6 +90,7 @@ def _serve(home: CoordinatorHome, level: str, ready_file: Path | None, stops: St
     catch_the_rest(log)
     service = open_service(home, clock=SystemClock(), log=log)
     api: Any = None
+    broke = True
     try:
         refuse_taken(service.configuration.link.listen, "the link")
         refuse_taken(service.configuration.api_listen, "the API")
@@ -99,11 +100,12 @@ def _serve(home: CoordinatorHome, level: str, ready_file: Path | None, stops: St
         _say_ready(log, service.configuration, ready_file, link_port, api_port)
         stops.asked.wait()
         log.announce("service.stopping", "stopping at a safe point; once more stops at once")
+        broke = False
     finally:
         _notify("STOPPING=1", log)
         if api is not None:
             api.stop()
-        service.stop()
+        service.stop(broke=broke)
         if ready_file is not None:
             ready_file.unlink(missing_ok=True)
     log.announce("service.stopped", "stopped; unfinished jobs go on with the next `confide coordinator serve`")

@@ -43,6 +43,7 @@ from coordinator.views import (
 from federation import contract, flower, plan, robust_means
 from federation.edge.audit_settings import end_this_process
 from federation.edge.clock import Clock
+from federation.edge.configuration_trail import record_settings
 from federation.edge.files import HomeLock
 from federation.edge.homes import CoordinatorHome
 from federation.edge.logs import Log
@@ -174,6 +175,7 @@ class CoordinatorService:
         Raises:
             ConfigurationWrong: The address can't be listened on.
         """
+        record_settings(self.home.path, self.configuration, append=self.audit.append, new_id=self.audit.new_id)
         self._store.presence.everyone_is_lost()
         port = self.link.start()
         self._conductor.start(self._threads)
@@ -182,11 +184,12 @@ class CoordinatorService:
         self.log.info("coordinator.started")
         return port
 
-    def stop(self, *, at_once: bool = False) -> None:
+    def stop(self, *, at_once: bool = False, broke: bool = False) -> None:
         """Stop at the next safe point: no model is half written, every round goes on after the next start.
 
         Args:
             at_once: Don't wait; what is being written is written again after the next start.
+            broke: An error ends the service; the log says so.
         """
         if self._closed:
             return
@@ -198,7 +201,7 @@ class CoordinatorService:
             self.link.stop(0.0 if at_once else 1.0)
         for job in left:
             self.log.warning("job.cut", job=job)
-        self.audit.close("signal" if at_once else "drain")
+        self.audit.close("error" if broke else "signal" if at_once else "drain")
         self._engine.dispose()
         self._lock.release()
 

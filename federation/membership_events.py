@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from audit import events
-from federation.charter import Change, ChangeKind, Charter, Member, changes, charter_digest
+from federation.charter import AcceptedCharter, Change, ChangeKind, Charter, Member, changes, charter_digest
 from federation.enrolment_messages import AuditKeys
 
 NewId = Callable[[], str]
@@ -96,6 +96,26 @@ def charter_entries(
         after=f"sha256:{digest}",
     )
     return [*(entry for entry in entries if entry is not None), changed]
+
+
+def charter_refused(
+    actor: events.Actor, *, held: AcceptedCharter | None, offered: bytes, code: str, at: str
+) -> events.CharterChanged:
+    """Return the entry that the site `at` refused an epoch under `code`; the epoch that it names stays in force.
+
+    The same bytes against the same epoch are one entry, however often they come.
+    """
+    in_force = b"" if held is None else held.body
+    return events.CharterChanged(
+        id=_id_of(f"{charter_digest(offered)}\n{charter_digest(in_force)}\n{actor.id}\n{code}", "refused", at),
+        decision="refused",
+        code=code,
+        actor=actor,
+        site=at,
+        epoch=0 if held is None else held.charter.epoch,
+        before=f"sha256:{charter_digest(in_force)}",
+        after=f"sha256:{charter_digest(offered)}",
+    )
 
 
 def _member_entry(

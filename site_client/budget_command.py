@@ -87,29 +87,29 @@ def settle(arguments: list[str]) -> int:
     """End a job's reservation."""
     parser = argparse.ArgumentParser("confide site budget settle", description="End a job's reservation by hand.")
     parser.add_argument("job", metavar="JOB")
-    parser.add_argument("--reason", required=True, help="kept in the ledger")
+    parser.add_argument("--reason", required=True, help="kept in the ledger, and sealed in the audit log")
     parser.add_argument("--format", choices=("table", "json"), default="table")
     parser.add_argument("--home", metavar="DIR", default=None)
     options = parser.parse_args(arguments)
+    from federation.edge.clock import SystemClock
+    from federation.edge.configuration import resolve_home
     from privacy.accounting.convert import printed
+    from site_client.settlement import settle_by_hand
 
+    audit = resolve_home("site", options.home) / "audit"
     store = _open(options.home)
     try:
-        before = store.remaining_steps(options.job)
-        store.settle(options.job, options.reason)
-        figures = store.job(options.job)
+        done = settle_by_hand(audit, store, options.job, reason=options.reason, clock=SystemClock())
     finally:
         store.close()
+    returned, figures = done.returned_steps, done.figures
     if options.format == "json":
-        print(
-            json.dumps(
-                {"schema": "confide/budget-settlement/v1", "returned_steps": before, **asdict(figures)}, indent=2
-            )
-        )
+        document = {"schema": "confide/budget-settlement/v1", "returned_steps": returned, **asdict(figures)}
+        print(json.dumps(document, indent=2))
     else:
         print(
             f"{options.job} is settled: epsilon {printed(figures.epsilon_so_far)} spent in {figures.steps_charged} "
-            f"steps, {before} steps given back"
+            f"steps, {returned} steps given back"
         )
     return 0
 

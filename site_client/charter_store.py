@@ -30,7 +30,7 @@ from federation.charter import (
 from federation.edge.files import read_bytes, write_whole
 from federation.edge.homes import SiteHome
 from federation.errors import ConfideError, ConfigurationWrong
-from federation.membership_events import charter_entries
+from federation.membership_events import charter_entries, charter_refused
 from federation.messages import Body
 
 Record = Callable[[list[events.Draft]], None]
@@ -81,6 +81,8 @@ class CharterStore:
     def receive(self, body: bytes, signature: bytes, *, record: Record, actor: events.Actor) -> tuple[Change, ...]:
         """Take over the next epoch: record it, keep it, and return what it changes. The one held again changes nothing.
 
+        One that is refused is recorded, too.
+
         Raises:
             NotAuthenticated: Not signed by the root key, or it doesn't follow; nothing was taken.
             PeerMisbehaved: The epoch held was signed twice; nothing was taken.
@@ -88,7 +90,11 @@ class CharterStore:
             AuditError: It couldn't be recorded; nothing was taken.
         """
         held = self.load()
-        charter = open_charter(self._home.root_public(), body, signature, _must_follow(held, body))
+        try:
+            charter = open_charter(self._home.root_public(), body, signature, _must_follow(held, body))
+        except ConfideError as problem:
+            record([charter_refused(actor, held=held, offered=body, code=problem.code, at=self._own_site)])
+            raise
         if held is not None and held.body == body:
             return ()
         record(

@@ -128,6 +128,11 @@ class Daemon:
             self._link.stop()
             self._out.flush()
 
+    @property
+    def was_cut(self) -> bool:
+        """Return whether a second signal ended everything at once."""
+        return self._over
+
     def _is_over(self) -> bool:
         return self._over or (self._book.begins_nothing and self._floor.is_idle)
 

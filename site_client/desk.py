@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Final
 
 from audit import events
+from federation import canonical
+from federation.audit_parts import hash_text
 from federation.edge.logs import Log
 from federation.errors import InvalidInput
 from federation.messages import Answer, Decision, JobId, PreviewReply, PreviewRequest, Reason
@@ -20,7 +22,7 @@ from site_client.jobs import approval_part
 from site_client.machine import Machine
 from site_client.offers import Judgement, Submission
 from site_client.open_site import OpenSite
-from site_client.records import hash_text
+from site_client.records import COORDINATOR, DAEMON
 from site_client.session import Session, Stage
 from site_client.session_machine import Decided
 from site_client.stored import Approval, StoredJob, Terms
@@ -58,7 +60,7 @@ class Desk:
     # --- offers -----------------------------------------------------------------------------------------------
 
     def preview(self, request: PreviewRequest) -> PreviewReply:
-        """Return what the site would answer now; nothing is reserved, parked or recorded as an offer."""
+        """Return what the site would answer now; nothing is reserved or parked, and what is told is recorded."""
         submission = Submission(
             plan=bytes.fromhex(request.plan),
             contract=bytes.fromhex(request.contract),
@@ -67,6 +69,7 @@ class Desk:
             signature=None,
         )
         judged = self._with_ledger(self._judge(submission))
+        self._validated(COORDINATOR, canonical.digest(submission.plan), judged)
         asks = judged.plan is not None and judged.plan.resources.accelerators > 0
         return offers.preview_of(
             judged,
@@ -104,6 +107,7 @@ class Desk:
             signature=stored.signature,
         )
         judged = self._judge(submission, approved=approval is not None)
+        self._validated(DAEMON, stored.plan_digest, judged)
         terms = None
         if judged.decision is Decision.ACCEPTED:
             judged, terms = self._accept(stored, judged, approval)
@@ -114,6 +118,11 @@ class Desk:
                 job, stored.plan_digest, code=judged.code, rule=judged.rule or None, plan=judged.plan
             )
         return self._answer(stored, judged, terms)
+
+    def _validated(self, actor: events.Actor, plan_digest: str, judged: Judgement) -> None:
+        findings = list(dict.fromkeys(reason.code for reason in judged.reasons))
+        refused = judged.decision is Decision.REFUSED
+        self._site.records.validated(actor, plan_digest, refused=refused, findings=findings)
 
     def _answer(self, stored: StoredJob, judged: Judgement, terms: Terms | None) -> Answer:
         answer = offers.answer_to(

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
+from audit.receipt import Receipt
 from federation.edge.files import make_folder
 from federation.edge.logs import Log
 from federation.errors import ConfideError, InvalidInput, OutOfOrder
@@ -30,6 +31,7 @@ from site_client.timers import Timers
 from site_client.trainer_messages import Failed, Ready
 from site_client.trainer_process import TrainerGone, TrainerSaid
 from site_client.trainers import Trainer, Trainers
+from site_client.uploads import Uploads
 
 KILL_AFTER_S: Final = 5.0
 BACKGROUND_THREADS: Final = 8
@@ -72,6 +74,7 @@ class Floor:
         self._waiting: deque[tuple[JobId, Work]] = deque()
         self._trainers = Trainers(site, variables=variables, post=mailbox.post)
         training = site.configuration.training
+        self._uploads = Uploads(link)
         self._rests = Rests(first_s=training.rest_first_s, bound_s=training.rest_bound_s)
         self.ended: Ended | None = None
 
@@ -280,9 +283,9 @@ class Floor:
         """Return a blob's file."""
         return self._link.fetch(reference, deadline_s=deadline_s)
 
-    def deliver(self, reference: BlobReference, deadline_s: float) -> None:
-        """Bring a blob to the coordinator."""
-        self._link.deliver(reference, deadline_s=deadline_s)
+    def deliver(self, sent: Receipt, deadline_s: float) -> None:
+        """Bring the update that the entry names to the coordinator."""
+        self._uploads.deliver(sent, deadline_s=deadline_s)
 
     def new_message_id(self) -> str:
         """Return an id for a message of this site."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from audit import events
 from federation import plan as plans
+from federation.audit_parts import hash_text
 from federation.contract import DataContract, from_canonical, width
 from federation.errors import OutOfOrder
 from federation.messages import JobId
@@ -14,7 +15,6 @@ from privacy.accounting.convert import nano
 from privacy.accounting.entries import Use
 from site_client import lineage, offers
 from site_client.open_site import OpenSite
-from site_client.records import hash_text
 from site_client.stored import StoredJob, Terms
 
 

@@ -23,9 +23,11 @@ from federation.contract import canonical_bytes, digest
 from federation.edge.audit_settings import end_this_process
 from federation.edge.clock import Clock
 from federation.edge.configuration import load_configuration
+from federation.edge.configuration_trail import record_settings
 from federation.edge.database import open_engine, sqlite_url
 from federation.edge.files import HomeLock, make_folder, read_bytes
 from federation.edge.homes import SiteHome
+from federation.errors import ConfideError
 from federation.identity import IdentityKey
 from federation.link.blobs import BlobStore
 from federation.messages import DatasetNotice
@@ -110,6 +112,8 @@ class OpenSite:
             self.ledger: Final = BudgetStore.open(home.ledger, clock=clock, actor="service")
             self._exit.callback(self.ledger.close)
             self.blobs: Final = BlobStore(home.blobs)
+            if process == "daemon":
+                record_settings(home.path, self.configuration, append=log.append, new_id=log.new_id)
             self._policy = self._read_policy()
             self._charter = self._charters().loaded()
         except BaseException:
@@ -151,15 +155,19 @@ class OpenSite:
         return PolicyInForce(policies.read(content, source=str(self.home.policy_file)), _sha256(content))
 
     def reload_policy(self, actor: events.Actor = DAEMON) -> bool:
-        """Take the policy file over as it is now, and record that it changed; returns whether it did.
+        """Take the policy file over as it is now, and record that it changed or can't be; returns whether it did.
 
         Raises:
             ConfigurationWrong: The file is wrong; the policy in force stays in force.
         """
         content = read_bytes(self.home.policy_file, limit_bytes=MAX_POLICY_BYTES)
-        found = PolicyInForce(policies.read(content, source=str(self.home.policy_file)), _sha256(content))
         known = self.store.policies()
         before = known[-1].digest if known else _sha256(b"")
+        try:
+            found = PolicyInForce(policies.read(content, source=str(self.home.policy_file)), _sha256(content))
+        except ConfideError as problem:
+            self.records.policy_changed(actor, before=before, after=_sha256(content), code=problem.code)
+            raise
         if before != found.digest:
             self.records.policy_changed(actor, before=before, after=found.digest)
             self.store.add_policy(digest=found.digest, content=content, taken_us=self.now_us())

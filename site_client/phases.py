@@ -2,17 +2,17 @@
 
     1  follow the releases up to the one that was named         (in the background: it fetches)
     2  a trainer that is ready: libraries, device, engine checked, no data
-    3  budget.leased, then data.opened durable; only its receipt opens the data
+    3  budget.leased, then data.opened durable; only their receipts give leases and open the data
     4  the trainer reads, asks for leases; each is durable before it is given
     5  data.closed, budget.spent
-    6  the update is a durable blob; update.sent durable; then its first byte leaves     (in the background)
+    6  the update is a durable blob; metrics.sent and update.sent durable; only then, and by the receipt, its first
+       byte leaves                                              (in the background)
     7  the reply, stored with its message
 
 The loop of the daemon calls the methods one at a time; whatever waits on a disk for long or on the network runs in the
 background and comes back as an event. Each way out ends in exactly one reply.
 """
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,18 +21,17 @@ from typing import Any, Final, Protocol
 
 from audit.errors import AuditError
 from audit.receipt import Receipt
-from federation import canonical
 from federation.errors import ConfideError
 from federation.link.chunks import reference_of
 from federation.messages import BlobReference, JobId, Outcome, Phase, PhaseReply, PhaseRequest, Reason, encode_body
 from federation.tensors import check_update
-from privacy.accounting.entries import Use
 from privacy.errors import LedgerUnavailable, PrivacyError
 from site_client import lineage
 from site_client.budget.leases import RoundLeases
-from site_client.jobs import JobFacts, budget_part
+from site_client.jobs import JobFacts
 from site_client.lineage import Followed, LineageRefused
 from site_client.open_site import OpenSite
+from site_client.phase_trail import PhaseTrail
 from site_client.session import Work
 from site_client.stored import Applied
 from site_client.trainer_messages import (
@@ -48,6 +47,7 @@ from site_client.trainer_messages import (
     StopWork,
 )
 from site_client.trainer_process import TrainerProcess
+from site_client.uploads import Telemetry, figures_that_leave
 
 KILLED: Final = "CFD-R50"
 NO_BUDGET: Final = "CFD-R55"
@@ -86,8 +86,8 @@ class Tools(Protocol):
         """Return a blob's file; from any thread."""
         ...
 
-    def deliver(self, reference: BlobReference, deadline_s: float) -> None:
-        """Bring a blob to the coordinator; from any thread."""
+    def deliver(self, sent: Receipt, deadline_s: float) -> None:
+        """Bring the update that the entry names to the coordinator; from any thread."""
         ...
 
     def new_message_id(self) -> str:
@@ -125,6 +125,9 @@ class PhaseRun:
         self._leases: RoundLeases | None = None
         self._done: Done | None = None
         self._update: BlobReference | None = None
+        self._trail = PhaseTrail(
+            site, facts, work, lambda event, code: tools.new_reference(event, job=facts.job, code=code)
+        )
 
     # --- 1 and 2: following, and a trainer that is ready -------------------------------------------------------
 
@@ -169,10 +172,7 @@ class PhaseRun:
             self._refuse_release(done.problem)
             return
         self._followed = done.result
-        strategy = self.facts.plan.server.strategy
-        for step in done.result.steps:
-            if step.release.step > 0:
-                self._site.records.model_accepted(step.release, previous=step.previous, strategy=strategy)
+        self._trail.followed(done.result)
         lineage.forget_older(self.facts.lineage, done.result.applied)
         self._open_when_ready()
 
@@ -180,15 +180,7 @@ class PhaseRun:
         if not isinstance(problem, LineageRefused):
             self._fail(NOT_FETCHED if problem.code.startswith("CFD-L") else problem.code)
             return
-        applied = self._site.store.applied(self.facts.job)
-        self._site.records.model_refused(
-            self.facts.job,
-            self.work.round,
-            offered=self._request.release.root,
-            previous="0" * 64 if applied is None else applied.digest,
-            strategy=self.facts.plan.server.strategy,
-            code=problem.code,
-        )
+        self._trail.release_refused(self._request, problem.code)
         self._fail(problem.code)
 
     def on_ready(self) -> None:
@@ -213,30 +205,12 @@ class PhaseRun:
                 self._fail(NOT_RECORDED)
 
     def _open(self, followed: Followed) -> None:
-        facts, job, number = self.facts, self.facts.job, self.work.round
-        budget: dict[str, object] | None = None
-        if self._is_charged:
-            steps = self._steps_of_phase
-            if self._site.ledger.remaining_steps(job, self._use) < steps:
-                self._fail(NO_BUDGET)
-                return
-            self._leases = RoundLeases(
-                self._site.ledger, job, number, steps=steps, attempt=self.work.attempt, use=self._use
-            )
-            budget = {**budget_part(self._site, facts, self._use), "steps": steps}
-            self._site.records.leased(job, number, facts.dataset, budget)
-        self._receipt = self._site.records.opened(
-            job,
-            facts.plan,
-            facts.plan_digest,
-            round_number=number,
-            mode="train" if self.work.phase is Phase.TRAIN else "evaluate",
-            dataset=facts.dataset,
-            policy=facts.terms.policy,
-            rule=facts.terms.rule,
-            approval=facts.approval,
-            budget=budget,
-        )
+        steps = self._steps_of_phase if self._is_charged else None
+        if steps is not None and self._site.ledger.remaining_steps(self.facts.job, self._trail.use) < steps:
+            self._trail.exhausted(NO_BUDGET)
+            self._fail(NO_BUDGET)
+            return
+        self._receipt, self._leases = self._trail.open_data(steps)
         self.standing = Standing.WORKING
         self._output.unlink(missing_ok=True)
         self.trainer.send(
@@ -248,10 +222,6 @@ class PhaseRun:
                 receipt_leaf=self._receipt.leaf.hex(),
             )
         )
-
-    @property
-    def _use(self) -> Use:
-        return "train" if self.work.phase is Phase.TRAIN else "evaluate"
 
     @property
     def _is_charged(self) -> bool:
@@ -281,7 +251,7 @@ class PhaseRun:
             case Done() if self.standing is Standing.WORKING:
                 self._on_done(line)
             case Failed() if self.standing in (Standing.WORKING, Standing.PREPARING):
-                self._close_data(abandoned=False)
+                self._close_data(abandoned=False, code=self._stop_code or line.code)
                 self._fail(self._stop_code or line.code, reference=line.reference)
             case _:
                 pass  # a late line of a phase that is over
@@ -295,6 +265,8 @@ class PhaseRun:
             self.trainer.send(LeaseGiven(steps=given))
             return
         unavailable = isinstance(self._leases.refusal, LedgerUnavailable)
+        if not unavailable:
+            self._trail.exhausted(NO_BUDGET, self._leases.refusal)
         self.trainer.send(LeaseRefused(code=NOT_RECORDED if unavailable else NO_BUDGET))
 
     def _lease_done(self, steps: int) -> None:
@@ -314,7 +286,7 @@ class PhaseRun:
         if self.standing is Standing.PREPARING and self._followed is None:
             self._stop_code = self._stop_code or KILLED
             return
-        self._close_data(abandoned=True)
+        self._close_data(abandoned=True, code=self._stop_code or KILLED)
         self._fail(self._stop_code or KILLED)
 
     @property
@@ -339,26 +311,14 @@ class PhaseRun:
 
     # --- 5 to 7: what was spent, what leaves, the reply ----------------------------------------------------------
 
-    def _close_data(self, *, abandoned: bool) -> None:
+    def _close_data(self, *, abandoned: bool, code: str | None = None) -> None:
         if self._receipt is None:
             return
-        facts, opened = self.facts, self._receipt.index
-        self._receipt = None
+        opened, self._receipt = self._receipt.index, None
         try:
-            if self._leases is not None:
-                self._leases.close()
-            if abandoned:
-                self._site.records.abandoned(facts.job, self.work.round, facts.dataset, opened=opened)
-            else:
-                self._site.records.closed(
-                    facts.job, self.work.round, facts.dataset, opened=opened, records=self._records
-                )
-            if self._leases is not None:
-                part = budget_part(self._site, facts, self._use)
-                part |= {"steps": self._leases.leased, "lost_steps": self._leases.lost}
-                self._site.records.spent(facts.job, self.work.round, facts.dataset, part)
+            self._trail.data_closed(opened, self._leases, records=self._records, abandoned=abandoned, code=code)
         except (AuditError, PrivacyError) as problem:
-            self._tools.new_reference("phase.not_recorded", job=facts.job, code=problem.code)
+            self._tools.new_reference("phase.not_recorded", job=self.facts.job, code=problem.code)
             self._stop_code = self._stop_code or NOT_RECORDED
 
     def _on_done(self, line: Done) -> None:
@@ -383,11 +343,11 @@ class PhaseRun:
         update: BlobReference = done.result
         self._update = update
         try:
-            self._receipt = self._site.records.update_sent(self.facts.job, self.work.round, update)
+            sent = self._receipt = self._trail.update_leaves(update, self._telemetry())
         except AuditError:
             self._fail(NOT_RECORDED)
             return
-        self._background("delivered", lambda: self._tools.deliver(update, self._left_s()))
+        self._background("delivered", lambda: self._tools.deliver(sent, self._left_s()))
 
     def _on_delivered(self, done: Background) -> None:
         if done.problem is not None:
@@ -406,16 +366,13 @@ class PhaseRun:
         if evaluation is None or evaluate is None or evaluation.release != evaluate.release:
             self._fail("CFD-R54")
             return
-        content = canonical.encode(evaluation.model_dump(mode="json"))
-        digest = hashlib.sha256(content).hexdigest()
         try:
-            receipt = self._site.records.evaluation_sent(
-                self.facts.job, self.work.round, digest=digest, size_bytes=len(content)
-            )
+            sent = self._trail.figures_leave(evaluation, self._telemetry())
+            leaves = figures_that_leave(sent, evaluation)
         except AuditError:
             self._fail(NOT_RECORDED)
             return
-        self._end(outcome=Outcome.DONE, evaluation=evaluation, receipt=receipt.leaf.hex())
+        self._end(outcome=Outcome.DONE, evaluation=leaves, receipt=sent.leaf.hex())
 
     def _fail(self, code: str, *, reference: str | None = None) -> None:
         if self.standing is Standing.OVER:
@@ -423,20 +380,25 @@ class PhaseRun:
         named = reference or self._tools.new_reference("phase.failed", job=self.facts.job, code=code)
         self._end(outcome=Outcome.FAILED, reason=Reason(code=code), reference=named)
 
-    def _end(self, **fields: Any) -> None:
-        self.standing = Standing.OVER
+    def _telemetry(self) -> Telemetry:
         steps = 0
         if self.work.phase is Phase.TRAIN:
             steps = self._leases.leased if self._leases is not None else (self._done.steps if self._done else 0)
+        duration_s = int(self._site.clock.monotonic_s() - self._begun_s)
+        return Telemetry(epsilon=self._epsilon(), steps=steps, duration_s=duration_s)
+
+    def _end(self, **fields: Any) -> None:
+        self.standing = Standing.OVER
+        told = self._trail.telemetry(self._telemetry)
         reply = PhaseReply(
             message_id=self._tools.new_message_id(),
             job=self.facts.job,
             round=self.work.round,
             attempt=self.work.attempt,
             phase=self.work.phase,
-            epsilon=self._epsilon(),
-            steps=steps,
-            duration_s=int(self._site.clock.monotonic_s() - self._begun_s),
+            epsilon=told.epsilon,
+            steps=told.steps,
+            duration_s=told.duration_s,
             **fields,
         )
         self._tools.finished(self, reply, None if self._followed is None else self._followed.applied)

@@ -10,10 +10,13 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from audit import events
+from audit.canonical import sha256
 from audit.log import AuditLog
 from audit.receipt import Receipt
+from federation.audit_parts import hash_text, purpose_of
 from federation.messages import BlobReference, JobId, Release
 from federation.plan import Plan
+from site_client.entry_parts import budget_of, egress_of, field_name, id_of, plain_token
 
 _MOVED: Final[Mapping[str, type[events.Draft]]] = {
     "started": events.JobStarted,
@@ -25,26 +28,6 @@ _MOVED: Final[Mapping[str, type[events.Draft]]] = {
 }
 DAEMON: Final = events.Actor(kind="service", id="daemon")
 COORDINATOR: Final = events.Actor(kind="party", id="coordinator", auth="mtls")
-
-
-def hash_text(digest: str) -> str:
-    """Return a digest as the log writes a hash of bytes: ``sha256:`` and 64 hex digits."""
-    return digest if digest.startswith("sha256:") else f"sha256:{digest}"
-
-
-def purpose_of(plan: Plan) -> events.Purpose:
-    """Return the plan's purpose by its codes; its sentence stays in the plan."""
-    found = plan.purpose
-    return events.Purpose(code=_token(found.code), basis=_maybe(found.basis), permit=_maybe(found.permit))
-
-
-def _token(text: str) -> str:
-    # The plan's tokens may hold a plus sign, the log's may not.
-    return text.replace("+", "-")
-
-
-def _maybe(text: str | None) -> str | None:
-    return None if text is None else _token(text)
 
 
 class Records:
@@ -68,11 +51,27 @@ class Records:
         """An offer arrived."""
         self._submit(events.JobOffered, COORDINATOR, job=job, plan=hash_text(plan_digest))
 
+    def validated(self, actor: events.Actor, plan_digest: str, *, refused: bool, findings: list[str]) -> None:
+        """A plan was judged by signature, contract, policy and budget; these codes are what was found."""
+        self._submit(
+            events.JobValidated,
+            actor,
+            decision="refused" if refused else "allowed",
+            code=findings[0] if refused and findings else None,
+            plan=hash_text(plan_digest),
+            findings=findings,
+        )
+
     def preflight(self, job: JobId, plan_digest: str, *, engine: str, versions: Mapping[str, str]) -> None:
         """The trainer has its libraries, device and engine."""
-        clean = {_field(name): _plain(value) for name, value in versions.items()}
+        clean = {field_name(name): plain_token(value) for name, value in versions.items()}
         self._submit(
-            events.JobPreflight, DAEMON, job=job, plan=hash_text(plan_digest), engine=_plain(engine), versions=clean
+            events.JobPreflight,
+            DAEMON,
+            job=job,
+            plan=hash_text(plan_digest),
+            engine=plain_token(engine),
+            versions=clean,
         )
 
     def parked(self, job: JobId, plan_digest: str, *, rule: str, code: str, approval: str, expires_us: int) -> None:
@@ -125,7 +124,7 @@ class Records:
             rule=rule,
             job=job,
             plan=hash_text(plan_digest),
-            purpose=purpose_of(plan),
+            purpose=purpose_of(plan.purpose),
             dataset=dataset,
             policy=hash_text(policy),
             approval=approval,
@@ -144,7 +143,7 @@ class Records:
             rule=rule or None,
             job=job,
             plan=hash_text(plan_digest),
-            purpose=None if plan is None else purpose_of(plan),
+            purpose=None if plan is None else purpose_of(plan.purpose),
         )
 
     def moved(self, change: str, actor: events.Actor, job: JobId, plan_digest: str, *, code: str | None = None) -> None:
@@ -167,7 +166,7 @@ class Records:
 
     def reserved(self, job: JobId, dataset: events.Dataset, budget: Mapping[str, object]) -> None:
         """The whole job's budget is set aside, durably, in the ledger."""
-        self._append(events.BudgetReserved, DAEMON, job=job, dataset=dataset, budget=_budget(budget))
+        self._append(events.BudgetReserved, DAEMON, job=job, dataset=dataset, budget=budget_of(budget))
 
     def exhausted(
         self, job: JobId, dataset: events.Dataset, budget: Mapping[str, object], *, code: str, cause: str | None
@@ -181,7 +180,7 @@ class Records:
             cause=cause,
             job=job,
             dataset=dataset,
-            budget=_budget(budget),
+            budget=budget_of(budget),
         )
 
     def leased(
@@ -194,7 +193,7 @@ class Records:
             job=job,
             round=round_number,
             dataset=dataset,
-            budget=_budget(budget),
+            budget=budget_of(budget),
         )
 
     def opened(
@@ -221,20 +220,29 @@ class Records:
             job=job,
             plan=hash_text(plan_digest),
             round=round_number,
-            purpose=purpose_of(plan),
+            purpose=purpose_of(plan.purpose),
             policy=hash_text(policy),
             approval=approval,
-            budget=None if budget is None else _budget(budget),
+            budget=None if budget is None else budget_of(budget),
         )
 
     def closed(
-        self, job: JobId, round_number: int, dataset: events.Dataset, *, opened: int, records: int | None
+        self,
+        job: JobId,
+        round_number: int,
+        dataset: events.Dataset,
+        *,
+        opened: int,
+        records: int | None,
+        code: str | None = None,
     ) -> None:
-        """The reading is over; how many records were read is a commitment."""
+        """The reading is over, or broke under `code`; how many records were read is a commitment."""
         private = None if records is None else {"records": self._log.private.commit("records", str(records))}
         self._submit(
             events.DataClosed,
             DAEMON,
+            decision="allowed" if code is None else "failed",
+            code=code,
             opened=opened,
             dataset=dataset,
             job=job,
@@ -242,23 +250,62 @@ class Records:
             private=private,
         )
 
-    def abandoned(self, job: JobId, round_number: int, dataset: events.Dataset, *, opened: int) -> None:
+    def abandoned(
+        self, job: JobId, round_number: int, dataset: events.Dataset, *, opened: int, code: str | None
+    ) -> None:
         """The trainer that had opened the data set ended without closing it."""
-        self._submit(events.DataAbandoned, DAEMON, opened=opened, dataset=dataset, job=job, round=round_number)
+        self._submit(
+            events.DataAbandoned,
+            DAEMON,
+            decision="allowed" if code is None else "failed",
+            code=code,
+            opened=opened,
+            dataset=dataset,
+            job=job,
+            round=round_number,
+        )
 
     def spent(self, job: JobId, round_number: int, dataset: events.Dataset, budget: Mapping[str, object]) -> None:
         """What the round took, lost steps included."""
-        self._append(events.BudgetSpent, DAEMON, job=job, round=round_number, dataset=dataset, budget=_budget(budget))
+        self._append(events.BudgetSpent, DAEMON, job=job, round=round_number, dataset=dataset, budget=budget_of(budget))
 
     def released(self, job: JobId, dataset: events.Dataset, budget: Mapping[str, object]) -> None:
         """At settlement: what was reserved and never leased went back."""
-        self._append(events.BudgetReleased, DAEMON, job=job, dataset=dataset, budget=_budget(budget))
+        self._append(events.BudgetReleased, DAEMON, job=job, dataset=dataset, budget=budget_of(budget))
 
     def unbounded(self, dataset: events.Dataset, budget: Mapping[str, object]) -> None:
         """From here on no bound holds for the units of the data set."""
-        self._append(events.BudgetCharged, DAEMON, dataset=dataset, budget=_budget(budget), kind="unbounded")
+        self._append(events.BudgetCharged, DAEMON, dataset=dataset, budget=budget_of(budget), kind="unbounded")
 
-    # --- models and what leaves -------------------------------------------------------------------------------
+    # --- rounds, models and what leaves -------------------------------------------------------------------------------
+
+    def round_opened(self, job: JobId, round_number: int, model: str, *, invited_count: int) -> None:
+        """A round begins here from the model of that digest; the plan invited so many sites."""
+        self._submit(
+            events.RoundOpened, COORDINATOR, job=job, round=round_number, model=model, invited_count=invited_count
+        )
+
+    def attempt_abandoned(self, job: JobId, round_number: int, attempt: int) -> None:
+        """The coordinator asks for a round again: what this site did in the attempt before is in no result."""
+        self._submit(
+            events.RoundAbandoned,
+            COORDINATOR,
+            id=id_of("round.abandoned", job, round_number, attempt),
+            decision="failed",
+            code="CFD-R05",
+            job=job,
+            round=round_number,
+        )
+
+    def round_released(self, release: Release) -> None:
+        """A round's result is known here."""
+        self._submit(
+            events.RoundReleased,
+            COORDINATOR,
+            id=id_of("round.released", release.job, release.round),
+            job=release.job,
+            round=release.round,
+        )
 
     def model_accepted(self, release: Release, *, previous: str, strategy: str) -> None:
         """The site reached the released model itself."""
@@ -302,22 +349,29 @@ class Records:
             DAEMON,
             job=job,
             round=round_number,
-            egress=_egress("update", update.root, update.size_bytes),
+            egress=egress_of("update", update.root, update.size_bytes),
         )
 
-    def evaluation_sent(self, job: JobId, round_number: int, *, digest: str, size_bytes: int) -> Receipt:
-        """Figures of an evaluation are about to leave."""
-        return self._append(
-            events.EvaluationSent,
-            DAEMON,
-            job=job,
-            round=round_number,
-            egress=_egress("evaluation", digest, size_bytes),
-        )
+    def evaluation_sent(self, job: JobId, round_number: int, content: bytes) -> Receipt:
+        """Figures of an evaluation, these bytes, are about to leave."""
+        egress = egress_of("evaluation", sha256(content), len(content))
+        return self._append(events.EvaluationSent, DAEMON, job=job, round=round_number, egress=egress)
 
-    def policy_changed(self, actor: events.Actor, *, before: str, after: str) -> None:
-        """The policy file's content changed."""
-        self._append(events.PolicyChanged, actor, before=hash_text(before), after=hash_text(after))
+    def metrics_sent(self, job: JobId, round_number: int, names: list[str], content: bytes) -> Future[Receipt]:
+        """Figures of the work itself are about to leave: these names, and values of these bytes."""
+        egress = egress_of("telemetry", sha256(content), len(content))
+        return self._submit(events.MetricsSent, DAEMON, job=job, round=round_number, names=names, egress=egress)
+
+    def policy_changed(self, actor: events.Actor, *, before: str, after: str, code: str | None = None) -> None:
+        """The policy file's content changed, or, under `code`, is none that can be in force."""
+        self._append(
+            events.PolicyChanged,
+            actor,
+            decision="allowed" if code is None else "refused",
+            code=code,
+            before=hash_text(before),
+            after=hash_text(after),
+        )
 
     # --- inside -----------------------------------------------------------------------------------------------
 
@@ -332,22 +386,3 @@ class Records:
 
     def _submit(self, kind: type[events.Draft], actor: events.Actor, /, **fields: Any) -> Future[Receipt]:
         return self._log.submit(self._draft(kind, actor, **fields))
-
-
-def _budget(part: Mapping[str, object]) -> events.Budget:
-    return events.Budget.model_validate(dict(part))
-
-
-def _egress(what: str, digest: str, size_bytes: int) -> events.Egress:
-    return events.Egress.model_validate(
-        {"what": what, "hash": hash_text(digest), "bytes": size_bytes, "to": "coordinator", "encrypted": True}
-    )
-
-
-def _field(name: str) -> str:
-    return "".join(letter if letter.isalnum() else "_" for letter in name.lower())[:64]
-
-
-def _plain(text: str) -> str:
-    kept = "".join(letter if letter.isalnum() or letter in "._:/@=-" else "-" for letter in text)
-    return kept.strip("-")[:128] or "unknown"

@@ -57,6 +57,7 @@ def run(arguments: list[str]) -> int:
             signal.signal(number, on_signal)
         try:
             daemon.run()
+            site.close("signal" if daemon.was_cut else "drain")
         finally:
             control.close()
         log.announce("service.stopped", "stopped", site=site.site)

@@ -1,13 +1,15 @@
 """The daemon's side of one round's training: what the trainer asks for is charged here, and nowhere else.
 
-The trainer is a subprocess; its requests reach `ask` over whatever carries them. A lease is durable before the number
-of steps is given back. Whatever is still open when the round ends here was not finished, and is lost: charged, not
-used. If this process dies, `BudgetStore.lose_open_leases` says the same at the next start.
+The receipt of the round's `budget.leased` entry says for which job and round, and how many steps at most; without one
+there are no leases. The trainer is a subprocess; its requests reach `ask` over whatever carries them. A lease is
+durable before the number of steps is given back. Whatever is still open when the round ends here was not finished, and
+is lost: charged, not used. If this process dies, `BudgetStore.lose_open_leases` says the same at the next start.
 """
 
 from types import TracebackType
 from typing import Self
 
+from audit.receipt import Receipt
 from privacy.accounting.entries import Use
 from privacy.errors import LeaseRefused, PrivacyError
 from site_client.budget.store import BudgetStore, Lease
@@ -18,21 +20,22 @@ class RoundLeases:
 
     Args:
         store: The ledger.
-        job: The job.
-        round_number: The round.
+        permitted: The receipt of `budget.leased`: job, round, and the most steps that the round may take.
         attempt: Which attempt at the round this is.
-        steps: The most steps that this round may take.
+        use: Training or evaluation.
+
+    Raises:
+        EntryRefused: The receipt is of another entry.
     """
 
-    def __init__(
-        self, store: BudgetStore, job: str, round_number: int, *, steps: int, attempt: int = 0, use: Use = "train"
-    ) -> None:
+    def __init__(self, store: BudgetStore, permitted: Receipt, *, attempt: int = 0, use: Use = "train") -> None:
+        entry = permitted.permitting("budget.leased")
         self._store = store
-        self._job = job
-        self._round = round_number
+        self._job: str = entry["job"]
+        self._round: int = entry["round"]
+        self._left: int = entry["budget"].get("steps", 0)
         self._attempt = attempt
         self._use: Use = use
-        self._left = steps
         self._open: Lease | None = None
         self.refusal: PrivacyError | None = None
         self.leased = 0

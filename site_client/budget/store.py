@@ -52,6 +52,15 @@ class Lease:
     entry: str
 
 
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """The data set of a job's reservations, its newest version, and what is reserved."""
+
+    data_set: str
+    version: str
+    uses: tuple[Use, ...]
+
+
 class BudgetStore:
     """This site's privacy ledger.
 
@@ -356,6 +365,18 @@ class BudgetStore:
     def remaining_steps(self, job: str, use: Use = "train") -> int:
         """Return how many steps the job can still lease; fewer than a round needs means `late(budget)`."""
         return self._reservation(job, use).remaining
+
+    def reserved(self, job: str) -> Reserved:
+        """Return which data set a job's reservations are for, at its newest version, and what they are for.
+
+        Raises:
+            LedgerMisused: The job has none.
+        """
+        data_set = self._reservation(job, "train").body.data_set
+        known = self._state.reservations
+        uses: tuple[Use, ...] = ("train", "evaluate")
+        version = newest_version(self._state, data_set).version
+        return Reserved(data_set, version, tuple(use for use in uses if ledger.reservation_name(job, use) in known))
 
     def audit_part(self, job: str, use: Use = "train") -> dict[str, object]:
         """Return the `budget` part of an audit event about a job: ε of the job at this site so far, and the head."""

@@ -20,6 +20,7 @@ from privacy.errors import LeaseRefused, LedgerUnavailable
 from site_client.budget import store as store_module
 from site_client.budget.leases import RoundLeases
 from site_client.budget.store import BudgetStore
+from tests.support.receipts import leased
 
 KILLS = 10
 JOBS = ("j1", "j2")
@@ -94,7 +95,7 @@ def two_rounds(store: BudgetStore, counter: Path, place: str, number: int) -> No
         return result
 
     store_module.append, store_module.transact = append, transact  # type: ignore[assignment]
-    rounds = {job: RoundLeases(store, job, number, steps=4) for job in JOBS}
+    rounds = {job: RoundLeases(store, leased(job, number, steps=4)) for job in JOBS}
     steps = 0
     for _ in range(2):
         for job, leases in rounds.items():

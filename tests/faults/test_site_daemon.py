@@ -75,7 +75,9 @@ def test_a_job_from_offer_to_end(rig: SiteRig) -> None:
     assert rig.stop() == 0
     order = [action for action, _ in rig.actions() if action not in ("model.accepted", "job.preflight")]
     first = order.index("budget.leased")
-    assert order[first : first + 5] == ["budget.leased", "data.opened", "data.closed", "budget.spent", "update.sent"]
+    assert order[first : first + 6] == [
+        *("budget.leased", "data.opened", "data.closed", "budget.spent", "metrics.sent", "update.sent"),
+    ]
     assert ("model.accepted", "allowed") in rig.actions("model.accepted")
     assert "verified" in rig.confide("audit", "verify", str(rig.home.path)).replace("--home", "")
 
@@ -268,7 +270,7 @@ def test_a_second_signal_ends_at_once_and_what_was_charged_is_recorded(tmp_path:
         assert rig.stop(within_s=30) == 0  # half the grace, and the phase has longer
         assert ("data.abandoned", "allowed") in rig.actions("data.abandoned")
         assert rig.actions("budget.spent")
-        assert ("log.closed", "allowed") in rig.actions("log.closed")
+        assert [entry["reason"] for entry in rig.entries() if entry["action"] == "log.closed"][-1] == "signal"
         rig.start(light=False)
         failed = job.reply()
         assert failed.outcome is Outcome.FAILED
@@ -291,7 +293,7 @@ def test_a_trainer_killed_in_a_round_fails_the_phase_at_once_and_the_next_round_
     assert time.monotonic() - began < 60  # long before the deadline
     assert (failed.outcome, failed.reason and failed.reason.code) == (Outcome.FAILED, "CFD-R50")
     assert failed.reference
-    assert ("data.abandoned", "allowed") in rig.actions("data.abandoned")
+    assert ("data.abandoned", "failed") in rig.actions("data.abandoned")
     charged = charged_steps(rig, job.job)
     job.ask(0, 1, deadline_s=120)
     late = job.reply()

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from audit.errors import AuditError, EntryRefused
+from federation.edge.audit_trail import begin_log
 from federation.edge.clock import Clock, SystemClock
 from privacy.accounting import commands
 from privacy.accounting.convert import printed
@@ -30,6 +32,8 @@ from site_client.budget import store as store_module
 from site_client.budget.leases import RoundLeases
 from site_client.budget.report import statement, table
 from site_client.budget.store import BudgetStore
+from tests.support import audit_logs
+from tests.support.receipts import leased, sent
 
 
 class Noon:
@@ -56,7 +60,7 @@ def schedule(epsilon: float = 2.0, *, rounds: int = 4, local_steps: int = 5) -> 
 
 def register(store: BudgetStore, name: str = "heart", **fields: Any) -> None:
     plain: dict[str, Any] = {
-        "version": "sha256:ab",
+        "version": "sha256:" + "ab" * 32,
         "contract": "heart/v1",
         "unit": "record",
         "epsilon": 4.0,
@@ -123,7 +127,7 @@ def test_at_the_start_open_leases_are_lost_and_stay_spent(store: BudgetStore) ->
 
 def test_a_round_gets_its_steps_and_no_more(store: BudgetStore) -> None:
     store.reserve("j1", "d", "heart", schedule())
-    with RoundLeases(store, "j1", 0, steps=5) as leases:
+    with RoundLeases(store, leased("j1", 0, steps=5)) as leases:
         assert leases.ask(3) == 3
         leases.done(3)
         assert leases.ask(3) == 2
@@ -137,7 +141,7 @@ def test_a_round_that_is_left_loses_what_is_open(store: BudgetStore) -> None:
     store.reserve("j1", "d", "heart", schedule())
 
     def trainer_that_dies() -> None:
-        with RoundLeases(store, "j1", 0, steps=5) as leases:
+        with RoundLeases(store, leased("j1", 0, steps=5)) as leases:
             leases.ask(5)
             raise RuntimeError("the trainer died")
 
@@ -150,14 +154,14 @@ def test_a_round_that_no_longer_fits_is_told_so(store: BudgetStore) -> None:
     store.reserve("j1", "d", "heart", schedule(rounds=1))
     store.lost(store.lease("j1", 0, 3))
     assert store.remaining_steps("j1") == 2
-    with RoundLeases(store, "j1", 0, steps=5, attempt=1) as leases:
+    with RoundLeases(store, leased("j1", 0, steps=5), attempt=1) as leases:
         assert leases.ask(5) == 0
     assert isinstance(leases.refusal, LeaseRefused)
 
 
 def test_a_report_of_a_lease_that_is_not_open_is_refused(store: BudgetStore) -> None:
     store.reserve("j1", "d", "heart", schedule())
-    with RoundLeases(store, "j1", 0, steps=5) as leases:
+    with RoundLeases(store, leased("j1", 0, steps=5)) as leases:
         with pytest.raises(LeaseRefused):
             leases.done(5)
         leases.ask(5)
@@ -390,7 +394,7 @@ def test_the_file_is_private_and_every_commit_is_synced(ledger_file: Path) -> No
 def test_without_a_writable_ledger_there_is_no_lease(ledger_file: Path) -> None:
     opened = BudgetStore.open(ledger_file, clock=CLOCK)
     alter(ledger_file, "ALTER TABLE ledger_totals RENAME TO gone")
-    with RoundLeases(opened, "j1", 1, steps=5) as leases:
+    with RoundLeases(opened, leased("j1", 1, steps=5)) as leases:
         assert leases.ask(5) == 0
     assert isinstance(leases.refusal, LedgerUnavailable)
     opened.close()
@@ -422,10 +426,34 @@ def test_show_prints_the_arithmetic_and_json_has_a_schema(
 
 def test_settle_by_hand_gives_back_and_says_how_much(ledger_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     home = ["--home", str(ledger_file.parent)]
+    begin_log(ledger_file.parent / "audit", federation="heart.example.org", party="mercy", clock=SystemClock())
     assert budget_command.main(["settle", "j1", "--reason", "the job is gone", *home]) == 0
     assert "15 steps given back" in capsys.readouterr().out
     assert budget_command.main(["settle", "j1", "--reason", "again", "--format", "json", *home]) == 0
     assert json.loads(capsys.readouterr().out)["returned_steps"] == 0
+    written = [event for event in audit_logs.events_in(ledger_file.parent / "audit") if event.get("job") == "j1"]
+    assert [event["action"] for event in written] == ["rule.overridden", "budget.released"] * 2
+    assert written[0]["rule"] == "budget/settlement"
+    assert list(written[0]["private"]) == ["reason"]
+    assert written[1]["budget"]["steps"] == 5
+
+
+def test_what_cannot_be_recorded_is_not_settled(ledger_file: Path) -> None:
+    audit = ledger_file.parent / "audit"
+    begin_log(audit, federation="heart.example.org", party="mercy", clock=SystemClock())
+    (audit / "1" / "frozen").touch()
+    with pytest.raises(AuditError):
+        budget_command.main(["settle", "j1", "--reason", "the job is gone", "--home", str(ledger_file.parent)])
+    opened = BudgetStore.open(ledger_file, clock=CLOCK)
+    assert opened.remaining_steps("j1") == 15
+    opened.close()
+
+
+def test_leases_take_the_receipt_of_their_own_entry_and_of_no_other(store: BudgetStore) -> None:
+    store.reserve("j1", "d", "heart", schedule())
+    with pytest.raises(EntryRefused, match=r"where budget\.leased is needed"):
+        RoundLeases(store, sent("update.sent", digest="a" * 64, size_bytes=1))
+    assert store.job("j1").steps_charged == 0
 
 
 def test_only_verbs_that_exist_are_offered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
