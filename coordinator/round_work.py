@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from coordinator import job_machine, retention, round_machine
+from coordinator.attachments import Attachments
 from coordinator.exchange import Heard, Silence
 from coordinator.figures import Figures
 from coordinator.job_machine import JobState
@@ -43,8 +44,6 @@ from federation.plan_fields import Plan, mean_strategy
 from federation.tensors import Array, Manifest
 
 RoundEnd = job_machine.RoundReleased | job_machine.RoundAbandoned
-MAX_ATTACHED_BYTES: Final = 64 << 10
-"""Most bytes of blobs that travel inside a request."""
 CloseRound = Callable[[JobId, RoundEnd, Sequence[Fact]], object]
 """Takes the job past a round, in the store, and does what follows."""
 
@@ -115,7 +114,7 @@ class RoundWork:
         # What this thread has written or heard itself, it needn't ask the database for.
         self._resumed = True
         self._newest_release: ReleaseRecord | None = None
-        self._attachments: tuple[str, tuple[str, ...]] = ("", ())
+        self._attachments = Attachments(registry.blobs)
         self._trained: dict[SiteId, PhaseReply] = {}
 
     # --- 0: the initial model ---------------------------------------------------------------------------------
@@ -199,20 +198,8 @@ class RoundWork:
             deadline_s=max(1, round(left_s)),
             release=release.record_blob,
             release_signature=release.signature.hex(),
-            attached=self._attached(release),
+            attached=self._attachments.of(release),
         )
-
-    def _attached(self, release: ReleaseRecord) -> tuple[str, ...]:
-        """Return what a site that follows closely needs of a release, where that is small: one message, no fetching."""
-        root, known = self._attachments
-        if root != release.record_blob.root:
-            known = (release.record.hex(),)
-            if release.record_blob.size_bytes + release.mean.size_bytes <= MAX_ATTACHED_BYTES:
-                known += (self._registry.blobs.path(release.mean).read_bytes().hex(),)
-            if release.record_blob.size_bytes > MAX_ATTACHED_BYTES:
-                known = ()
-            self._attachments = (release.record_blob.root, known)
-        return known
 
     def left_s(self, attempt: AttemptRecord) -> float:
         """Return how long the training of an attempt may still take.

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from federation.errors import InvalidInput, OutOfOrder, PeerMisbehaved
+from federation.link.blob_files import read_at, sync_file, sync_folder, write_all, write_at, write_durably
 from federation.link.chunks import (
     CHUNK_BYTES,
     HASH_BYTES,
@@ -98,7 +99,7 @@ class BlobStore:
         if found != reference:
             raise OutOfOrder("CFD-L21", f"blob {reference.root[:12]}: the bytes on disk are not those of its name")
         if chunk_count(reference.size_bytes) > 1:
-            _write_durably(_beside(path, _HASHES), hashes)
+            write_durably(_beside(path, _HASHES), hashes)
         return hashes
 
     def read_chunks(self, reference: BlobReference, first_chunk: int) -> Iterator[bytes]:
@@ -106,7 +107,7 @@ class BlobStore:
         descriptor = os.open(self.path(reference), os.O_RDONLY | os.O_CLOEXEC)
         try:
             for offset, length in spans(first_chunk, reference.size_bytes):
-                yield _pread(descriptor, length, offset)
+                yield read_at(descriptor, length, offset)
         finally:
             os.close(descriptor)
 
@@ -163,7 +164,7 @@ class BlobStore:
             return reference
         taken.chmod(0o600)
         reference, hashes = _hashed(taken)
-        _sync_file(taken)
+        sync_file(taken)
         self._keep(taken, reference, hashes)
         return reference
 
@@ -173,13 +174,13 @@ class BlobStore:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         if durable:
             if chunk_count(reference.size_bytes) > 1:  # that of one chunk is made again sooner than it is written
-                _write_durably(_beside(path, _HASHES), hashes)
+                write_durably(_beside(path, _HASHES), hashes)
             temporary.rename(path)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
             _beside(path, _UNSYNCED).unlink(missing_ok=True)
         elif not path.exists():
-            _write_durably(_beside(path, _UNSYNCED), hashes)
-            _sync_folder(path.parent)
+            write_durably(_beside(path, _UNSYNCED), hashes)
+            sync_folder(path.parent)
             temporary.rename(path)
 
     def _object(self, root: str) -> Path:
@@ -279,7 +280,7 @@ class BlobWriter:
         """Add `data`, hashed once; return its length in bytes."""
         view = memoryview(data).cast("B")
         self._hasher.update(view)
-        _write_all(self._descriptor, view)
+        write_all(self._descriptor, view)
         return len(view)
 
     def finish(self, *, durable: bool = True) -> BlobReference:
@@ -311,7 +312,7 @@ class Staging:
         self._owner = owner
         self._lock = threading.Lock()
         self._complete = False
-        _write_durably(_beside(path, _HASHES), hashes, sync=False)
+        write_durably(_beside(path, _HASHES), hashes, sync=False)
         self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._chunks = self._good_chunks(self._descriptor)
         os.ftruncate(self._descriptor, min(self._chunks * CHUNK_BYTES, reference.size_bytes))
@@ -319,7 +320,7 @@ class Staging:
     def _good_chunks(self, descriptor: int) -> int:
         found_bytes = os.fstat(descriptor).st_size
         for index, (offset, length) in enumerate(spans(0, self.reference.size_bytes)):
-            if offset + length > found_bytes or not self._is(index, _pread(descriptor, length, offset)):
+            if offset + length > found_bytes or not self._is(index, read_at(descriptor, length, offset)):
                 return index
         return chunk_count(self.reference.size_bytes)
 
@@ -353,7 +354,7 @@ class Staging:
                 raise OutOfOrder(
                     "CFD-L25", f"blob {self.reference.root[:12]}: chunk {self._chunks} is due, not {index}"
                 )
-            _pwrite(self._descriptor, chunk, index * CHUNK_BYTES)
+            write_at(self._descriptor, chunk, index * CHUNK_BYTES)
             self._chunks += 1
 
     def complete(self, *, durable: bool = True) -> Path:
@@ -409,50 +410,3 @@ def _believe_or_remove(mark: Path) -> None:
         return
     path.unlink(missing_ok=True)
     mark.unlink()
-
-
-def _pread(descriptor: int, length: int, offset: int) -> bytes:
-    data = os.pread(descriptor, length, offset)
-    while len(data) < length:
-        more = os.pread(descriptor, length - len(data), offset + len(data))
-        if not more:
-            raise OutOfOrder("CFD-L21", "a blob on disk ended before its size")
-        data += more
-    return data
-
-
-def _pwrite(descriptor: int, data: Bytes, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(descriptor, view, offset)
-        view, offset = view[written:], offset + written
-
-
-def _write_all(descriptor: int, view: memoryview) -> None:
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
-def _write_durably(path: Path, data: bytes, *, sync: bool = True) -> None:
-    temporary = path.with_name(f"{path.name}.{threading.get_ident()}.part")
-    with temporary.open("wb", buffering=0) as stream:
-        _write_all(stream.fileno(), memoryview(data))
-        if sync:
-            os.fsync(stream.fileno())
-    temporary.rename(path)
-
-
-def _sync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
