@@ -65,7 +65,7 @@ def _disk_named() -> Iterator[None]:
     """Turn what SQLite says of a full, slow or broken disk into the error that says what wasn't written."""
     try:
         yield
-    except sqlite3.OperationalError as problem:
+    except (sqlite3.OperationalError, sqlite3.ProgrammingError) as problem:  # the latter: closed already
         raise AppendFailed(f"the log's private store can't be written: {problem}") from problem
 
 

@@ -1,7 +1,7 @@
 """The coordinator's REST API, `/api/v1`: what the `job` commands, programs and later the console call. A thin edge.
 
-Rules: one table (`PERMISSIONS`) says who may call what; errors and bounds of bodies are those of
-`api_problems`; nothing here decides anything about a job.
+Rules: `access` says who may call what, and records who came; errors and bounds of bodies are those of `api_problems`;
+nothing here decides anything about a job.
 The listener is on loopback unless the configuration says otherwise, and speaks plain HTTP: put a TLS-terminating
 proxy in front of it to reach it from elsewhere.
 """
@@ -9,26 +9,21 @@ proxy in front of it to reach it from elsewhere.
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from enum import StrEnum
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from fastapi import Depends, FastAPI, Header, Query
+from fastapi import Depends, FastAPI, Header, Query, Request
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from coordinator.access import Access, Caller
 from coordinator.api_problems import BoundedBody, add_errors
 from coordinator.api_views import IdentityView, ResolvedView, SubmittedView, WhyView
 from coordinator.service import CoordinatorService
 from coordinator.views import EventView, JobView, PreviewView, ResultView, SiteView, ValidationView
 from federation.edge.logs import Log
-from federation.errors import (
-    ConfigurationWrong,
-    InvalidInput,
-    NotAuthenticated,
-    PolicyRefused,
-)
+from federation.errors import ConfigurationWrong, InvalidInput
 from federation.messages import HexBytes
 from federation.words import fingerprint_words
 
@@ -39,53 +34,13 @@ MAX_NUMBER: Final = 2**63 - 1
 WATCH_WAIT_S: Final = 15.0
 
 
-class Role(StrEnum):
-    """What a person may do at the coordinator."""
-
-    COORDINATOR = "coordinator"
-    COMPLIANCE = "compliance"
-    VIEWER = "viewer"
-
-
-class Caller(BaseModel):
-    """A person who showed a token."""
-
-    model_config = ConfigDict(frozen=True)
-
-    name: str
-    roles: frozenset[Role]
-
-
-ANYONE: Final = frozenset(Role)
-LAUNCHERS: Final = frozenset({Role.COORDINATOR})
-# Who may call what: the only place where a role is asked for.
-PERMISSIONS: Final[dict[str, frozenset[Role]]] = {
-    "validate": LAUNCHERS,
-    "resolve": LAUNCHERS,
-    "preview": LAUNCHERS,
-    "submit": LAUNCHERS,
-    "list": ANYONE,
-    "show": ANYONE,
-    "why": ANYONE,
-    "events": ANYONE,
-    "watch": ANYONE,
-    "pause": LAUNCHERS,
-    "resume": LAUNCHERS,
-    "cancel": LAUNCHERS,
-    "retry": LAUNCHERS,
-    "result": frozenset({Role.COORDINATOR, Role.COMPLIANCE}),
-    "file": frozenset({Role.COORDINATOR, Role.COMPLIANCE}),
-    "sites": ANYONE,
-}
-
-
-class Request_(BaseModel):  # noqa: N801 (FastAPI's own `Request` is imported here)
+class Document(BaseModel):
     """A request body: frozen, unknown fields refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class PlanRequest(Request_):
+class PlanRequest(Document):
     """A plan as its author wrote it, with the contract where the author has it."""
 
     plan: Annotated[str, Field(max_length=1 << 20)]
@@ -93,7 +48,7 @@ class PlanRequest(Request_):
     sites: tuple[str, ...] | None = Field(default=None, max_length=4096)
 
 
-class SubmitRequest(Request_):
+class SubmitRequest(Document):
     """A resolved plan's canonical bytes (hex) and its submitter's signature."""
 
     plan: HexBytes
@@ -102,36 +57,22 @@ class SubmitRequest(Request_):
     priority: Annotated[int, Field(ge=0, le=100)] | None = None
 
 
-class CancelRequest(Request_):
+class CancelRequest(Document):
     """Why a job is cancelled."""
 
     reason: Annotated[str, Field(max_length=300)] = ""
 
 
-class RetryRequest(Request_):
+class RetryRequest(Document):
     """The round whose released predecessor a new job begins with."""
 
     from_round: Annotated[int, Field(ge=0, le=1_000_000)]
 
 
-def _bearer(authorization: str | None) -> str:
-    scheme, _, token = (authorization or "").partition(" ")
-    if scheme.lower() != "bearer" or not token.strip():
-        raise NotAuthenticated("CFD-J21", "the request shows no token")
-    return token.strip()
-
-
-def _permission(act: str, authenticate: Callable[[str], Caller | None]) -> Any:
-    allowed = PERMISSIONS[act]
-
-    def check(authorization: Annotated[str | None, Header()] = None) -> Caller:
-        caller = authenticate(_bearer(authorization))
-        if caller is None:
-            raise NotAuthenticated("CFD-J21", "the token is not known here, or was withdrawn")
-        if not caller.roles & allowed:
-            roles = ", ".join(sorted(allowed))
-            raise PolicyRefused("CFD-J22", f"{caller.name} may not {act}: it takes the role {roles}")
-        return caller
+def _permission(act: str, access: Access) -> Any:
+    def check(request: Request, authorization: Annotated[str | None, Header()] = None) -> Caller:
+        address = "" if request.client is None else request.client.host
+        return access.admit(act, authorization, address=address, job=request.path_params.get("job"))
 
     return Depends(check)
 
@@ -154,18 +95,18 @@ def _contract(text: str | None) -> bytes | None:
     return None if text is None else text.encode("utf-8")
 
 
-def create_app(service: CoordinatorService, authenticate: Callable[[str], Caller | None], log: Log) -> FastAPI:
-    """Return the API over `service`; `authenticate` tells who shows a token, or None."""
+def create_app(service: CoordinatorService, access: Access, log: Log) -> FastAPI:
+    """Return the API over `service`; `access` admits its callers."""
     app = FastAPI(
         title="Confide coordinator", version="1", openapi_url=f"{PREFIX}/openapi.json", docs_url=None, redoc_url=None
     )
     app.add_middleware(BoundedBody, limit_bytes=MAX_REQUEST_BYTES)
     add_errors(app, log)
     _add_health(app, service)
-    _add_plans(app, service, authenticate)
-    _add_jobs(app, service, authenticate)
-    _add_acts(app, service, authenticate)
-    _add_results(app, service, authenticate)
+    _add_plans(app, service, access)
+    _add_jobs(app, service, access)
+    _add_acts(app, service, access)
+    _add_results(app, service, access)
     return app
 
 
@@ -181,38 +122,38 @@ def _add_health(app: FastAPI, service: CoordinatorService) -> None:
         return JSONResponse({"status": "ready" if ready else "not ready"}, status_code=200 if ready else 503)
 
 
-def _add_plans(app: FastAPI, service: CoordinatorService, authenticate: Callable[[str], Caller | None]) -> None:
-    @app.post(f"{PREFIX}/plans/validate", dependencies=[_permission("validate", authenticate)])
-    def validate(body: PlanRequest) -> ValidationView:
-        return service.validate(body.plan.encode(), contract=_contract(body.contract))
+def _add_plans(app: FastAPI, service: CoordinatorService, access: Access) -> None:
+    @app.post(f"{PREFIX}/plans/validate")
+    def validate(body: PlanRequest, caller: Annotated[Caller, _permission("validate", access)]) -> ValidationView:
+        return service.validate(body.plan.encode(), contract=_contract(body.contract), actor=caller.name)
 
-    @app.post(f"{PREFIX}/plans/resolve", dependencies=[_permission("resolve", authenticate)])
+    @app.post(f"{PREFIX}/plans/resolve", dependencies=[_permission("resolve", access)])
     def resolve(body: PlanRequest) -> ResolvedView:
         found = service.resolve(body.plan.encode(), contract=_contract(body.contract))
         return ResolvedView(plan=found.data.hex(), digest=found.digest, contract=found.contract.decode("utf-8"))
 
     @app.post(f"{PREFIX}/plans/preview")
     def preview(
-        body: PlanRequest, caller: Annotated[Caller, _permission("preview", authenticate)]
+        body: PlanRequest, caller: Annotated[Caller, _permission("preview", access)]
     ) -> tuple[PreviewView, ...]:
         contract = _contract(body.contract)
         return service.previews(body.plan.encode(), body.sites, submitter=caller.name, contract=contract)
 
-    @app.get(f"{PREFIX}/identity", dependencies=[_permission("sites", authenticate)])
+    @app.get(f"{PREFIX}/identity", dependencies=[_permission("sites", access)])
     def identity() -> IdentityView:
         public = service.identity_public
         return IdentityView(identity=public.hex(), words=fingerprint_words(public))
 
-    @app.get(f"{PREFIX}/sites", dependencies=[_permission("sites", authenticate)])
+    @app.get(f"{PREFIX}/sites", dependencies=[_permission("sites", access)])
     def sites() -> tuple[SiteView, ...]:
         return service.sites()
 
 
-def _add_jobs(app: FastAPI, service: CoordinatorService, authenticate: Callable[[str], Caller | None]) -> None:
+def _add_jobs(app: FastAPI, service: CoordinatorService, access: Access) -> None:
     @app.post(f"{PREFIX}/jobs", status_code=201)
     def submit(
         body: SubmitRequest,
-        caller: Annotated[Caller, _permission("submit", authenticate)],
+        caller: Annotated[Caller, _permission("submit", access)],
         idempotency_key: Annotated[str | None, Header(max_length=128)] = None,
     ) -> SubmittedView:
         job, new = service.submit(
@@ -225,7 +166,7 @@ def _add_jobs(app: FastAPI, service: CoordinatorService, authenticate: Callable[
         )
         return SubmittedView(new=new, job=job)
 
-    @app.get(f"{PREFIX}/jobs", dependencies=[_permission("list", authenticate)])
+    @app.get(f"{PREFIX}/jobs", dependencies=[_permission("list", access)])
     def list_jobs(
         state: Annotated[list[str] | None, Query(max_length=16)] = None,
         before: Annotated[int | None, Query(ge=0, le=MAX_NUMBER)] = None,
@@ -233,15 +174,15 @@ def _add_jobs(app: FastAPI, service: CoordinatorService, authenticate: Callable[
     ) -> tuple[JobView, ...]:
         return service.list_jobs(state, before=before, limit=limit)
 
-    @app.get(f"{PREFIX}/jobs/{{job}}", dependencies=[_permission("show", authenticate)])
+    @app.get(f"{PREFIX}/jobs/{{job}}", dependencies=[_permission("show", access)])
     def show(job: str) -> JobView:
         return service.show(job)
 
-    @app.get(f"{PREFIX}/jobs/{{job}}/why", dependencies=[_permission("why", authenticate)])
+    @app.get(f"{PREFIX}/jobs/{{job}}/why", dependencies=[_permission("why", access)])
     def why(job: str) -> WhyView:
         return WhyView(job=job, why=service.why(job))
 
-    @app.get(f"{PREFIX}/jobs/{{job}}/events", dependencies=[_permission("events", authenticate)])
+    @app.get(f"{PREFIX}/jobs/{{job}}/events", dependencies=[_permission("events", access)])
     def events(
         job: str,
         after: Annotated[int, Query(ge=0, le=MAX_NUMBER)] = 0,
@@ -249,7 +190,7 @@ def _add_jobs(app: FastAPI, service: CoordinatorService, authenticate: Callable[
     ) -> tuple[EventView, ...]:
         return service.events(job, after=after, limit=limit)
 
-    @app.get(f"{PREFIX}/jobs/{{job}}/watch", dependencies=[_permission("watch", authenticate)])
+    @app.get(f"{PREFIX}/jobs/{{job}}/watch", dependencies=[_permission("watch", access)])
     def watch(job: str, last_event_id: Annotated[int, Header(ge=0, le=MAX_NUMBER)] = 0) -> StreamingResponse:
         service.show(job)  # an unknown job is an error now, not in the middle of a stream
         return StreamingResponse(
@@ -258,49 +199,48 @@ def _add_jobs(app: FastAPI, service: CoordinatorService, authenticate: Callable[
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )
 
-    @app.get(f"{PREFIX}/jobs/{{job}}/plan", dependencies=[_permission("show", authenticate)])
+    @app.get(f"{PREFIX}/jobs/{{job}}/plan", dependencies=[_permission("show", access)])
     def plan(job: str) -> Response:
         return Response(service.plan(job), media_type="application/json")
 
-    @app.get(f"{PREFIX}/jobs/{{job}}/contract", dependencies=[_permission("show", authenticate)])
+    @app.get(f"{PREFIX}/jobs/{{job}}/contract", dependencies=[_permission("show", access)])
     def contract(job: str) -> Response:
         return Response(service.contract(job), media_type="application/json")
 
 
-def _add_acts(app: FastAPI, service: CoordinatorService, authenticate: Callable[[str], Caller | None]) -> None:
+def _add_acts(app: FastAPI, service: CoordinatorService, access: Access) -> None:
     @app.post(f"{PREFIX}/jobs/{{job}}/pause")
-    def pause(job: str, caller: Annotated[Caller, _permission("pause", authenticate)]) -> JobView:
+    def pause(job: str, caller: Annotated[Caller, _permission("pause", access)]) -> JobView:
         return service.pause(job, caller.name)
 
     @app.post(f"{PREFIX}/jobs/{{job}}/resume")
-    def resume(job: str, caller: Annotated[Caller, _permission("resume", authenticate)]) -> JobView:
+    def resume(job: str, caller: Annotated[Caller, _permission("resume", access)]) -> JobView:
         return service.resume(job, caller.name)
 
     @app.post(f"{PREFIX}/jobs/{{job}}/cancel")
-    def cancel(
-        job: str, body: CancelRequest, caller: Annotated[Caller, _permission("cancel", authenticate)]
-    ) -> JobView:
+    def cancel(job: str, body: CancelRequest, caller: Annotated[Caller, _permission("cancel", access)]) -> JobView:
         return service.cancel(job, caller.name, body.reason)
 
-    @app.post(f"{PREFIX}/jobs/{{job}}/retry", dependencies=[_permission("retry", authenticate)])
+    @app.post(f"{PREFIX}/jobs/{{job}}/retry", dependencies=[_permission("retry", access)])
     def retry(job: str, body: RetryRequest) -> ResolvedView:
         found = service.resolve_retry(job, body.from_round)
         return ResolvedView(plan=found.data.hex(), digest=found.digest, contract=found.contract.decode("utf-8"))
 
 
-def _add_results(app: FastAPI, service: CoordinatorService, authenticate: Callable[[str], Caller | None]) -> None:
-    @app.get(f"{PREFIX}/jobs/{{job}}/result", dependencies=[_permission("result", authenticate)])
+def _add_results(app: FastAPI, service: CoordinatorService, access: Access) -> None:
+    @app.get(f"{PREFIX}/jobs/{{job}}/result", dependencies=[_permission("result", access)])
     def result(job: str) -> ResultView:
         found = service.result_files(job)
         # Where a file lies on the coordinator is nobody else's business.
         files = tuple(file.model_copy(update={"path": ""}) for file in found.files)
         return found.model_copy(update={"files": files})
 
-    @app.get(f"{PREFIX}/jobs/{{job}}/result/{{name}}", dependencies=[_permission("file", authenticate)])
-    def file(job: str, name: str) -> FileResponse:
+    @app.get(f"{PREFIX}/jobs/{{job}}/result/{{name}}")
+    def file(job: str, name: str, caller: Annotated[Caller, _permission("file", access)]) -> FileResponse:
         # The name is looked up in the result's list, never joined to a folder.
         for item in service.result_files(job).files:
             if item.name == name:
+                service.callers.exported(caller.name, caller.role, job, item)
                 return FileResponse(Path(item.path), media_type="application/octet-stream", filename=name)
         raise InvalidInput("CFD-J02", f"job {job} has no result file of that name")
 

@@ -13,15 +13,12 @@ from audit.canonical import Event
 from audit.errors import AuditError
 from audit.log import AuditLog
 from coordinator.records import AttemptRecord, JobRecord, NewJob, ReleaseRecord
+from federation.audit_parts import hash_text as hash_of
+from federation.audit_parts import purpose_of
 from federation.messages import PhaseReply, SiteId
 from federation.plan_fields import Plan
 
 SERVICE: Final = events.Actor(kind="service", id="coordinator")
-
-
-def hash_of(digest: str) -> str:
-    """Return a SHA-256 in hex as the audit log writes it."""
-    return "sha256:" + digest
 
 
 class Recorder(Protocol):
@@ -79,8 +76,14 @@ class AuditRecorder:
 
     def job_submitted(self, record: NewJob, plan: Plan, actor: events.Actor) -> None:
         """A plan is about to enter the queue; durable on return."""
-        purpose = events.Purpose(
-            code=plan.purpose.code, basis=plan.purpose.basis, permit=plan.purpose.permit, contract=plan.data.contract
+        self._log.submit(
+            events.JobValidated(
+                id=_id("job.validated", record.id),
+                decision="allowed",
+                actor=actor,
+                plan=hash_of(record.plan_digest),
+                findings=[],
+            )
         )
         self._log.append(
             events.JobSubmitted(
@@ -89,7 +92,7 @@ class AuditRecorder:
                 actor=actor,
                 job=record.id,
                 plan=hash_of(record.plan_digest),
-                purpose=purpose,
+                purpose=purpose_of(plan.purpose),
                 priority=record.priority,
                 invited_count=len(plan.sites.invite),
                 invited=hash_of(hashlib.sha256("\n".join(plan.sites.invite).encode()).hexdigest()),

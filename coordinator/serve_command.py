@@ -113,14 +113,17 @@ def _serve(home: CoordinatorHome, level: str, ready_file: Path | None, stops: St
 
 
 def _api(service: Any, log: Any) -> Any:
-    from coordinator.api import ApiServer, Caller, Role, create_app
+    from coordinator.access import Access, Caller, Role
+    from coordinator.api import ApiServer, create_app
 
     def authenticate(token: str) -> Caller | None:
         person = service.membership.person_by_token(token)
         return None if person is None else Caller(name=person.name, roles=frozenset({Role(person.role.value)}))
 
     host, port = split_address(service.configuration.api_listen)
-    return ApiServer(create_app(service, authenticate, log), host=host, port=port)
+    return ApiServer(
+        create_app(service, Access(authenticate, service.callers, service.clock), log), host=host, port=port
+    )
 
 
 def _say_ready(

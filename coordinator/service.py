@@ -16,6 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 from audit.log import AuditLog
 from coordinator import job_machine, membership_home, retention, showing
+from coordinator.access_recording import AccessRecorder
 from coordinator.conductor import Conductor
 from coordinator.configuration import CoordinatorConfiguration
 from coordinator.enrolment import Enrolment
@@ -40,14 +41,14 @@ from coordinator.views import (
     SiteView,
     ValidationView,
 )
-from federation import contract, flower, plan, robust_means
+from federation import canonical, contract, flower, plan, robust_means
 from federation.edge.audit_settings import end_this_process
 from federation.edge.clock import Clock
 from federation.edge.configuration_trail import record_settings
 from federation.edge.files import HomeLock
 from federation.edge.homes import CoordinatorHome
 from federation.edge.logs import Log
-from federation.errors import InvalidInput
+from federation.errors import ConfideError, InvalidInput, OutOfOrder
 from federation.identity import IdentityKey
 from federation.link.blobs import BlobStore
 from federation.link.server import LinkServer, ServerTls
@@ -101,6 +102,7 @@ class CoordinatorService:
         self._blobs = BlobStore(home.blobs)
         self._registry = ModelRegistry(self._blobs, home.path / "scratch", identity, lambda: microseconds(clock))
         self._recorder = AuditRecorder(audit)
+        self.callers: Final = AccessRecorder(audit, self._store.jobs.get)
         self._previews = Previews(self._store.presence.all, clock, grace_s=configuration.jobs.reconnect_grace_s)
         self._reception = Reception(
             store=self._store,
@@ -233,9 +235,17 @@ class CoordinatorService:
         """Return the plan of a new job that does a job's rounds again from round `from_round`, counted from 0."""
         return self._submissions.resolve_retry(JobId(job), from_round)
 
-    def validate(self, text: bytes, *, contract: bytes | None = None) -> ValidationView:
-        """Return what a valid plan means; every problem of an invalid one is raised at once."""
-        return self._submissions.validate(text, contract_text=contract)
+    def validate(self, text: bytes, *, contract: bytes | None = None, actor: str | None = None) -> ValidationView:
+        """Return what a valid plan means; every problem of an invalid one is raised at once. `actor` is recorded."""
+        try:
+            found = self._submissions.validate(text, contract_text=contract)
+        except ConfideError as problem:
+            if actor is not None:
+                self.callers.plan_validated(actor, canonical.digest(text), problem.code)
+            raise
+        if actor is not None:
+            self.callers.plan_validated(actor, found.plan_digest, None)
+        return found
 
     def previews(
         self,
@@ -291,18 +301,24 @@ class CoordinatorService:
 
     def pause(self, job: str, actor: str | None = None) -> JobView:
         """Let the job's round end and begin no other."""
-        self._conductor.step(JobId(job), job_machine.PauseAsked(), actor=self._conductor.actor_of(actor))
-        return self.show(job)
+        return self._move(job, "pause", job_machine.PauseAsked(), actor)
 
     def resume(self, job: str, actor: str | None = None) -> JobView:
         """Go on with a paused job."""
-        self._conductor.step(JobId(job), job_machine.ResumeAsked(), actor=self._conductor.actor_of(actor))
-        return self.show(job)
+        return self._move(job, "resume", job_machine.ResumeAsked(), actor)
 
     def cancel(self, job: str, actor: str | None = None, reason: str = "") -> JobView:
         """End a job for good; nothing of its open round is released, and its sites settle their budgets."""
-        event = job_machine.CancelAsked(reason or "cancelled by a person")
-        self._conductor.step(JobId(job), event, actor=self._conductor.actor_of(actor))
+        return self._move(job, "cancel", job_machine.CancelAsked(reason or "cancelled by a person"), actor)
+
+    def _move(self, job: str, act: str, event: job_machine.JobEvent, actor: str | None) -> JobView:
+        """Take a job through what a person asked for; where its state doesn't allow that, the no is recorded."""
+        try:
+            self._conductor.step(JobId(job), event, actor=self._conductor.actor_of(actor))
+        except OutOfOrder as problem:
+            if actor is not None:
+                self.callers.act_refused(actor, "coordinator", act, job, problem.code)
+            raise
         return self.show(job)
 
     def why(self, job: str) -> str:
