@@ -235,13 +235,19 @@ def _postgresql(places: Places, server: Server, *, reads: bool) -> Engine:
     }
     if server.password_file is not None:
         arguments["password"] = key_files.read_private(server.password_file).decode().strip("\ufeff \t\r\n")
-    engine = create_engine(
-        _address(server.url).set(drivername="postgresql+psycopg"),
-        connect_args=arguments,
-        poolclass=NullPool,
-        isolation_level="AUTOCOMMIT",
-        paramstyle="format",
-    )
+    try:
+        engine = create_engine(
+            _address(server.url).set(drivername="postgresql+psycopg"),
+            connect_args=arguments,
+            poolclass=NullPool,
+            isolation_level="AUTOCOMMIT",
+            paramstyle="format",
+        )
+    except ModuleNotFoundError as missing:
+        raise LogUnreadable(
+            f"the log is in a PostgreSQL database, and {missing.name} isn't installed",
+            hint="pip install 'confide[link]'",
+        ) from None
     if not reads:
         event.listen(engine, "connect", _set_up_postgresql)
         with engine.connect() as connection:
@@ -302,7 +308,13 @@ def _bring_up(connection: Connection) -> None:
         raise SettingsUnsafe(f"the log has shape {found}, this program knows {SCHEMA}", code="CFD-A29")
     from audit.migrations import upgrade
 
-    upgrade(connection)
+    try:
+        upgrade(connection)
+    except ModuleNotFoundError as missing:
+        raise SettingsUnsafe(
+            f"the log has shape {found}, and {missing.name}, which brings it to {SCHEMA}, isn't installed",
+            hint="pip install 'confide[link]'",
+        ) from None
 
 
 def _version(connection: Connection) -> str | None:

@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy import make_url
 
 from audit.database import Server
-from audit.errors import AppendFailed, SecondWriter, SettingsUnsafe
+from audit.errors import AppendFailed, LogUnreadable, SecondWriter, SettingsUnsafe
 from audit.log import AuditLog
 from audit.reading import find_log, read_rows
 from audit.settings import LogSettings
@@ -283,6 +283,16 @@ def test_a_password_comes_from_its_file_and_from_no_other_place(tmp_path: Path, 
     secret.chmod(0o600)
     create(tmp_path / "second", settings=LogSettings(database=url, password_file=secret)).close()
     assert b"never needed" not in (tmp_path / "second" / "audit" / "1" / "database").read_bytes()
+
+
+def test_without_the_driver_the_reader_is_told_what_to_install(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(tmp_path, settings=log_settings(url)).close()
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(LogUnreadable, match="psycopg") as refused:
+        list(read_rows(find_log(tmp_path)))
+    assert "pip install" in refused.value.hint
 
 
 def test_a_log_of_a_newer_program_is_not_opened(tmp_path: Path, url: str) -> None:
