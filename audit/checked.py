@@ -7,14 +7,16 @@ their writer's signature. Rows that the projection found are compared with their
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from audit import checkpoint as checkpoints
 from audit.canonical import Event
-from audit.entry import Entry, hash_text, read_frame, read_leaf
+from audit.entry import Entry, read_leaf
 from audit.errors import AuditError, EntryRefused, LogDamaged, LogUnreadable, NoteRefused, ProofRefused
 from audit.filters import Filters
-from audit.history import keyring_of, newest_origin, open_at
+from audit.frame import hash_text, keyring_of, newest_origin, read_frame
+from audit.history import open_at
+from audit.keyring import Keyring
 from audit.merkle import leaf_hash
 from audit.opening import hash_in_tree
 from audit.projection import Row as ProjectedRow
@@ -52,6 +54,62 @@ class Row:
     name: str
 
 
+class ReadableLog(Protocol):
+    """A log of which only what was found in its tree is handed out: one in a database, or in a bundle."""
+
+    @property
+    def origin(self) -> str:
+        """Return its name."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Return the number of its entries."""
+        ...
+
+    @property
+    def tree(self) -> TrustedTiles:
+        """Return the tiles, each of which leads to the root."""
+        ...
+
+    @property
+    def keyring(self) -> Keyring:
+        """Return the keys that the log declares."""
+        ...
+
+    def trail(self) -> list[tuple[int, bytes]]:
+        """Return index and leaf of entry 0 and of all that others are judged by."""
+        ...
+
+    def quorums(self) -> dict[int, bytes]:
+        """Return every kept checkpoint that reached its quorum, by size; whoever uses one checks it."""
+        ...
+
+    def leaves(self, first: int, end: int) -> Iterator[bytes]:
+        """Yield the leaves from `first` up to `end`, empty where one was redacted."""
+        ...
+
+    def rows(self, first: int = 0) -> Iterator[Row]:
+        """Yield every entry from `first` on that wasn't redacted."""
+        ...
+
+    def row(self, index: int) -> Row:
+        """Return one entry."""
+        ...
+
+    def find_id(self, event_id: bytes) -> int | None:
+        """Return the index of the entry under an event's id."""
+        ...
+
+    def matching(self, filters: Filters) -> Iterator[Row]:
+        """Yield the entries that `filters` ask for, in order; their limit is the caller's."""
+        ...
+
+    def count(self, filters: Filters) -> int:
+        """Return how many entries `matching` yields."""
+        ...
+
+
 def refused(message: str, code: str) -> AuditError:
     """Return the refusal to show what doesn't agree with the log."""
     return AuditError(code, message, hint="run `confide audit verify` to see all that is wrong")
@@ -80,8 +138,9 @@ class CheckedLog:
                 raise LogUnreadable("the log has no entry")
             self.size: Final = head.size
             self._tree = TrustedTiles(snapshot, head.size, head.root)
-            trail = self._checked_trail()
+            trail = self._trail = self._checked_trail()
             self.origin: Final = newest_origin(trail[0][1]) if trail else ""
+            self._redacted = _redactions(trail, self.origin)
             self._epoch = f"{self.origin.rpartition('/')[2]}/" if one_of_several else ""
             self._keyring = keyring_of(trail, self.origin)
             self.signed_size: Final = self._check_signed(newest_checkpoint)
@@ -109,6 +168,24 @@ class CheckedLog:
             raise refused(f"the first {signed.size} entries aren't those that were signed", "CFD-A04")
         return signed.size
 
+    @property
+    def tree(self) -> TrustedTiles:
+        """Return the tiles, each of which leads to the root."""
+        return self._tree
+
+    @property
+    def keyring(self) -> Keyring:
+        """Return the keys that the log declares."""
+        return self._keyring
+
+    def trail(self) -> list[tuple[int, bytes]]:
+        """Return index and leaf of entry 0 and of all that others are judged by."""
+        return self._trail
+
+    def quorums(self) -> dict[int, bytes]:
+        """Return every kept checkpoint that reached its quorum, by size; whoever uses one checks it."""
+        return {size: note for size, note in self._snapshot.quorums().items() if 0 < size <= self.size}
+
     # --- entries ----------------------------------------------------------------------------------------------
 
     def rows(self, first: int = 0) -> Iterator[Row]:
@@ -117,14 +194,34 @@ class CheckedLog:
         Raises:
             AuditError: At the first entry that is missing or doesn't agree.
         """
+        for stored in self._stored(first, self.size):
+            if not self._is_redacted(stored):
+                yield self._row(stored)
+
+    def leaves(self, first: int, end: int) -> Iterator[bytes]:
+        """Yield the leaves from `first` up to `end`, empty where one was redacted.
+
+        Raises:
+            AuditError: At the first that is missing or doesn't agree.
+        """
+        for stored in self._stored(first, end):
+            yield b"" if self._is_redacted(stored) else self._row(stored).leaf
+
+    def _stored(self, first: int, end: int) -> Iterator[StoredEntry]:
         expected = first
-        for stored in self._snapshot.entries(first, self.size):
+        for stored in self._snapshot.entries(first, end):
             if stored.index != expected:
                 break
-            yield self._row(stored)
+            yield stored
             expected += 1
-        if expected != self.size:
+        if expected != end:
             raise refused(f"entry {expected} is missing", "CFD-A02")
+
+    def _is_redacted(self, stored: StoredEntry) -> bool:
+        """Return whether the leaf is blank and a later entry, found in the tree, says why."""
+        if stored.leaf or stored.damage or stored.index not in self._redacted:
+            return False
+        return self._redacted[stored.index] == hash_text(hash_in_tree(self._tree, stored.index))
 
     def row(self, index: int) -> Row:
         """Return the entry at `index`.
@@ -135,6 +232,8 @@ class CheckedLog:
         stored = self._snapshot.entry(index) if index < self.size else None
         if stored is None:
             raise refused(f"entry {index} is missing", "CFD-A02")
+        if self._is_redacted(stored):
+            raise AuditError("CFD-A41", f"entry {index} was redacted", hint="`confide audit verify` names the record")
         return self._row(stored)
 
     def find_id(self, event_id: bytes) -> int | None:
@@ -201,6 +300,9 @@ class CheckedLog:
         self._linked = True
         chains: dict[str, tuple[int, str]] = {}
         for stored in self._snapshot.entries(max(0, self.signed_size - _BEFORE), self.size):
+            if self._is_redacted(stored):
+                chains.clear()
+                continue
             event, _ = read_frame(stored.leaf, origin=self.origin)
             index, writer = stored.index, str(event["writer"])
             link = (event.get("seq"), event.get("prev"))
@@ -215,3 +317,15 @@ class CheckedLog:
             return open_at(index, leaf, origin=self.origin, keyring=self._keyring)
         entry, _ = read_leaf(leaf, origin=self.origin)
         return entry
+
+
+def _redactions(trail: list[tuple[int, bytes]], origin: str) -> dict[int, str]:
+    """Return, by index, the leaf hash of each entry that a later one in the trail says was emptied."""
+    found: dict[int, str] = {}
+    for record, leaf in trail:
+        event, _ = read_frame(leaf, origin=origin)
+        if event.get("action") == "audit.redacted" and event.get("decision") == "allowed":
+            index, hashed = event.get("index"), event.get("leaf_hash")
+            if type(index) is int and index < record and isinstance(hashed, str):
+                found[index] = hashed
+    return found

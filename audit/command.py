@@ -4,23 +4,35 @@ Here are the words of the command line; a verb's own module is imported when it 
 """
 
 import argparse
+import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from audit.reading import FoundLog
 
 HELP: Final = """\
 usage: confide audit VERB [LOG] [options]
 
 Who used which data, for what, under whose approval, at what privacy cost, and what left.
-LOG is a home, its audit folder, or a copy of either; without one, the home of this account.
+LOG is a home, its audit folder, a copy of either, an exported bundle, or a directory of
+tiles; without one, the home of this account.
 
   query       list entries               --dataset --job --site --actor --purpose --action
                                          --decision --since --until --limit --after
-  show        one entry in full          ENTRY is an index, EPOCH/INDEX or an id
+  show        one entry in full          ENTRY is an index, EPOCH/INDEX or an id   --proof FILE
+  report      who, what for, under which approval, how much privacy, what left
+                                         --dataset --job --since --until --out FILE.html|.pdf|.json
   verify      is the log whole, and whose; prints what is proved and what is not
                                          --trust FILE --against CHECKPOINT --complete
+  prove       one entry that proves itself             ENTRY --out FILE
+  check       what such a file proves                  FILE --trust FILE --entry FILE
+  export      a bundle (a zip, or a folder) that anybody checks with its own verify.py
+                                         the filters of query, --out BUNDLE --complete
+                                         --to RECIPIENT --private --as csv|fhir|ocsf|html|json|pdf|tiles
   checkpoint  print the newest signed checkpoint: a few lines that fit a letter
   rebuild     make anew the rows by which queries find entries
   new-epoch   close a log that must not go on and begin the next, naming what is lost
@@ -29,14 +41,27 @@ LOG is a home, its audit folder, or a copy of either; without one, the home of t
   --home DIR            the home to read
   --format FORMAT       table, json, jsonl or csv
 
-Reading a live home is itself recorded there; a copy is only read.
+Reading a live home is itself recorded there, before anything is shown; a copy is only read.
+Section `audit` of the home's site.yaml or coordinator.yaml names who may read:
+  readers: {alice: compliance, bob: {role: regulator, datasets: [heart], expires: 2027-01-01}}
 Exit status of verify: 0 verified, 1 flawed, 2 no log, 3 no pinned key says whose log it is.
 
 example:
-  confide audit query --dataset heart --since 2026-01-01 --format csv > heart.csv
-  confide audit verify ./copy-of-the-home --trust cleveland.policy --against october.checkpoint
+  confide audit report --dataset heart --since 2026-11-01 --until 2026-12-01 --out november.html
+  confide audit export --dataset heart --since 2026-11-01 --until 2026-12-01 --complete --out november.zip
+  confide audit verify november.zip --trust cleveland.policy --complete
 """
-VERBS: Final = ("query", "show", "verify", "checkpoint", "rebuild", "new-epoch")
+VERBS: Final = (
+    "query",
+    "show",
+    "report",
+    "verify",
+    "prove",
+    "export",
+    "checkpoint",
+    "rebuild",
+    "new-epoch",
+)
 FILTERS: Final = (
     "dataset",
     "version",
@@ -79,10 +104,33 @@ def _parser() -> _Parser:
     verify.add_argument("--trust", type=Path)
     verify.add_argument("--against", action="append", type=Path, default=[])
     verify.add_argument("--complete", action="store_true")
+    _add_exports(verbs.choices)
+    show.add_argument("--proof", type=Path, metavar="FILE")
+    check = verbs.add_parser("check")
+    check.add_argument("proof", type=Path, metavar="FILE")
+    check.add_argument("--trust", type=Path)
+    check.add_argument("--entry", type=Path)
+    check.add_argument("--format", choices=("table", "json", "jsonl"), default="table")
     verbs.choices["new-epoch"].add_argument("--reason", required=True, metavar="TEXT")
     verbs.choices["new-epoch"].add_argument("--database", metavar="URL")
     verbs.choices["new-epoch"].add_argument("--password-file", type=Path)
     return parser
+
+
+def _add_exports(verbs: dict[str, _Parser]) -> None:
+    for name in ("dataset", "job", "since", "until"):
+        verbs["report"].add_argument(f"--{name}")
+    for name in FILTERS:
+        if name != "after":
+            verbs["export"].add_argument(f"--{name}")
+    verbs["prove"].add_argument("entry", metavar="ENTRY")
+    for verb in ("report", "prove", "export"):
+        verbs[verb].add_argument("--out", required=True, metavar="FILE")
+    export = verbs["export"]
+    export.add_argument("--complete", action="store_true")
+    export.add_argument("--private", action="store_true")
+    export.add_argument("--to", default="unnamed", metavar="RECIPIENT")
+    export.add_argument("--as", action="append", dest="renderings", metavar="FORM")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -93,27 +141,39 @@ def main(arguments: Sequence[str]) -> int:
     """
     parser = _parser()
     given = parser.parse_args(arguments)
-    from audit import query_command, reading, upkeep_command, verify_command
+    from audit import reading
     from audit.filters import FilterRefused
 
-    log = reading.find_log(given.log or given.home) if given.log or given.home else reading.find_home()
     try:
-        match given.verb:
-            case "query":
-                return query_command.query(given, log)
-            case "show":
-                return query_command.show(given, log)
-            case "verify":
-                return verify_command.verify(given, log)
-            case "checkpoint":
-                return verify_command.checkpoint(given, log)
-            case "rebuild":
-                return upkeep_command.rebuild(given, log)
-            case _:
-                return upkeep_command.new_epoch(given, log)
+        if given.verb == "check":
+            from audit import proof_command
+
+            return proof_command.check(given)
+        log = reading.find_log(given.log or given.home) if given.log or given.home else reading.find_home()
+        return _run(given, log)
     except FilterRefused as refused:
         parser.error(str(refused))
     except BrokenPipeError:
         # The reader of our output went away, as `head` does; nothing is left to say to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _run(given: argparse.Namespace, log: "FoundLog") -> int:
+    module, name = _FUNCTIONS[given.verb]
+    function: Callable[[argparse.Namespace, FoundLog], int] = getattr(importlib.import_module(module), name)
+    return function(given, log)
+
+
+_FUNCTIONS: Final = {
+    "query": ("audit.query_command", "query"),
+    "show": ("audit.query_command", "show"),
+    "report": ("audit.report_command", "report"),
+    "verify": ("audit.verify_command", "verify"),
+    "prove": ("audit.proof_command", "prove"),
+    "export": ("audit.export_command", "export"),
+    "checkpoint": ("audit.verify_command", "checkpoint"),
+    "rebuild": ("audit.upkeep_command", "rebuild"),
+    "new-epoch": ("audit.upkeep_command", "new_epoch"),
+}
+"""The module and the function of each verb; a module is imported when its verb runs."""

@@ -16,12 +16,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from audit import canonical, durable, entry, events, merkle, note
+from audit import canonical, durable, entry, events, frame, merkle, note
 from audit import checkpoint as checkpoints
 from audit.canonical import Event
 from audit.clock import Clock, microseconds
 from audit.errors import AppendFailed, AuditError, EntryRefused, IdConflict
-from audit.history import TRAIL_ACTIONS, History
+from audit.frame import TRAIL_ACTIONS
+from audit.history import History
 from audit.names import COORDINATOR, Origin
 from audit.opening import Opened
 from audit.places import Places
@@ -372,7 +373,7 @@ class Committer:
         if found is None:
             return False
         index, leaf = found
-        event, _ = entry.read_frame(leaf, origin=self._origin)
+        event, _ = frame.read_frame(leaf, origin=self._origin)
         if entry.draft_digest(entry.draft_of(event)) == pending.digest:
             pending.done.set_result(issue(self._origin, index, leaf, event))
         else:

@@ -10,6 +10,8 @@ from typing import Final
 
 NETWORK_FILE_SYSTEMS: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "lustre"})
 
+_NO_LOGIN: Final = (1 << 32) - 1
+
 
 class SystemClock:
     """The clock of this machine."""
@@ -29,12 +31,27 @@ def environment(name: str) -> str:
 
 
 def account() -> str:
-    """Return the name of the operating-system account that runs this process."""
-    number = os.getuid()
+    """Return the name of the account of the person at this process.
+
+    Homes belong to a service's account, under which several people act through sudo: the kernel remembers who logged
+    in, and sudo says who called it. Whoever is root can say either.
+    """
+    number = _login_uid()
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:
         return f"uid-{number}"
+
+
+def _login_uid() -> int:
+    try:
+        number = int(Path("/proc/self/loginuid").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        number = _NO_LOGIN
+    if number not in (_NO_LOGIN, 0):
+        return number
+    called = os.environ.get("SUDO_UID", "")  # noqa: TID251 (the edge that the ban points to)
+    return int(called) if called.isascii() and called.isdigit() and len(called) < 10 else os.getuid()
 
 
 def host() -> str:

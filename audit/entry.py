@@ -11,7 +11,6 @@ signature and no other byte.
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,17 +18,13 @@ from pydantic import ValidationError
 
 from audit import canonical, merkle, note
 from audit.canonical import Event
-from audit.errors import EntryRefused, NotCanonical, NoteRefused
+from audit.errors import EntryRefused
 from audit.events import ACTIONS, Committed, Draft
 from audit.events.common import COMMITTED_FIELDS
+from audit.frame import HEADER, WriterKey, read_frame
 
-HEADER: Final = "audit-entry/v1 "
 MAX_WRITTEN_BYTES: Final = 16_384
-MAX_READ_BYTES: Final = 65_535
 _DRAFT_FIELDS: Final = frozenset(Draft.model_fields)
-
-WriterKey = Callable[[str, bytes], note.VerifierKey]
-"""Name and key id to the writer key that is valid where the entry stands, or `EntryRefused`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +73,6 @@ def write_leaf(origin: str, event: Event, signer: note.Signer) -> bytes:
     if len(leaf) > MAX_WRITTEN_BYTES:
         raise EntryRefused(f"an entry of {len(leaf)} bytes, at most {MAX_WRITTEN_BYTES}")
     return leaf
-
-
-def hash_text(digest: bytes) -> str:
-    """Return a leaf hash or root as an event holds it: ``sha256:`` and 64 hex digits."""
-    return "sha256:" + digest.hex()
 
 
 def _plain(errors: ValidationError) -> str:
@@ -148,34 +138,6 @@ def _is_interpreted(event: Event) -> bool:
             return False
         raise EntryRefused(f"{event['action']}: {_plain(errors)}") from None
     return True
-
-
-def read_frame(leaf: bytes, *, origin: str | None) -> tuple[Event, note.Note]:
-    """Return event and note of `leaf`, checked in form and against `origin`, signature and schema not yet.
-
-    Raises:
-        EntryRefused: Length, framing, number of signatures, origin, canonical form, or writer.
-    """
-    if not leaf:
-        raise EntryRefused("the entry is empty", code="CFD-A02")
-    try:
-        signed = note.parse_note(leaf, limit_bytes=MAX_READ_BYTES)
-    except NoteRefused as refused:
-        raise EntryRefused(refused.message) from None
-    if len(signed.signatures) != 1:
-        raise EntryRefused(f"an entry has exactly one signature, this one {len(signed.signatures)}")
-    lines = signed.text[:-1].split("\n")
-    if len(lines) != 2 or not lines[0].startswith(HEADER):
-        raise EntryRefused("an entry has two lines, the first of them audit-entry/v1 and the log's origin")
-    if origin is not None and lines[0] != HEADER + origin:
-        raise EntryRefused(f"an entry of another log than {origin}")
-    try:
-        event = canonical.decode(lines[1].encode())
-    except NotCanonical as refused:
-        raise EntryRefused(refused.message) from None
-    if event.get("writer") != signed.signatures[0].name:
-        raise EntryRefused("the field `writer` doesn't name the signer")
-    return event, signed
 
 
 def read_leaf(leaf: bytes, *, origin: str) -> tuple[Entry, note.Note]:

@@ -16,9 +16,9 @@ from typing import Final
 from audit import checkpoint, database, durable, key_files
 from audit.canonical import Event
 from audit.clock import Clock
-from audit.entry import hash_text, read_frame
 from audit.errors import AuditError, LogUnreadable, SecondWriter
 from audit.events import Actor, LostTree, PreviousLog
+from audit.frame import hash_text, read_frame
 from audit.home_lock import hold_lock
 from audit.log import CLI, NO_CHARTER, AuditLog, First
 from audit.merkle import EMPTY_ROOT

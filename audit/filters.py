@@ -10,34 +10,9 @@ from pydantic import ValidationError
 
 from audit.canonical import Event
 from audit.clock import microseconds
+from audit.columns import FILTERS, matches
 from audit.events import ACTIONS, FAMILIES, Query
 
-COLUMNS: Final = (
-    "action",
-    "decision",
-    "site",
-    "job",
-    "round",
-    "dataset",
-    "version",
-    "purpose",
-    "actor",
-    "rule",
-    "approval",
-    "code",
-    "eps_nano",
-    "egress_bytes",
-)
-NUMBERS: Final = frozenset({"index", "round", "eps_nano", "egress_bytes"})
-PARTS: Final = {
-    "dataset": ("dataset", "id"),
-    "version": ("dataset", "version"),
-    "purpose": ("purpose", "code"),
-    "actor": ("actor", "id"),
-    "approval": ("approval", "id"),
-    "eps_nano": ("budget", "eps_nano"),
-    "egress_bytes": ("egress", "bytes"),
-}
 _DATE: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}\Z")
 _MOMENT: Final = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,6})?(?:Z|[+-][0-9]{2}:[0-9]{2})\Z"
@@ -50,14 +25,6 @@ class FilterRefused(ValueError):
 
     def __init__(self, message: str, *, hint: str) -> None:
         super().__init__(f"{message}; {hint}")
-
-
-def column(event: Event, name: str) -> str | int | None:
-    """Return what a list shows of `event` under `name`, None where the event has no such thing."""
-    value: Any = event
-    for step in PARTS.get(name, (name,)):
-        value = value.get(step) if isinstance(value, dict) else None
-    return value if isinstance(value, str | int) else None
 
 
 def parse_time(text: str) -> int:
@@ -78,16 +45,6 @@ def parse_time(text: str) -> int:
     except (ValueError, OverflowError):
         raise wrong from None
     return max(0, microseconds(moment))
-
-
-def format_time(t_us: int) -> str:
-    """Return microseconds since 1970 as RFC 3339 in UTC, to the microsecond."""
-    seconds, rest = divmod(t_us, 1_000_000)
-    try:
-        moment = datetime.fromtimestamp(seconds, UTC)
-    except (ValueError, OverflowError, OSError):
-        return f"{t_us} us"
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{rest:06d}Z"
 
 
 def _check_token(name: str, value: str | None, allowed: frozenset[str]) -> None:
@@ -136,19 +93,11 @@ class Filters:
         """Return whether the entry at `index` is asked for."""
         if self.after is not None and index <= self.after:
             return False
-        t_us = event["t_us"]
-        if (self.since_us is not None and t_us < self.since_us) or (
-            self.until_us is not None and t_us >= self.until_us
-        ):
-            return False
-        if self.action is not None and event["action"] != self.action:
-            family = event["action"].partition(".")[0]
-            if "." in self.action or family != self.action:
-                return False
-        return all(
-            (wanted := getattr(self, name)) is None or column(event, name) == wanted
-            for name in ("dataset", "version", "job", "site", "actor", "purpose", "decision")
-        )
+        return matches(self.wanted(), event)
+
+    def wanted(self) -> dict[str, str | int]:
+        """Return the filters that are given, as a bundle's manifest holds them; paging isn't one."""
+        return {name: value for name in FILTERS if (value := getattr(self, name)) is not None}
 
     def recorded(self) -> Query:
         """Return the filters as `audit.read` records them.

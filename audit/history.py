@@ -4,30 +4,16 @@ The committer goes on from a `History`, opening and verification come to one by 
 commit leaves the old one whole. The tree over the entries is `tiles.Edge`.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
 from audit.canonical import Event
-from audit.entry import Entry, hash_text, open_leaf, read_frame
+from audit.entry import Entry, open_leaf
 from audit.errors import EntryRefused
+from audit.findings import Flaw
+from audit.frame import hash_text, read_frame
 from audit.keyring import Keyring
 from audit.note import VerifierKey
-
-
-@dataclass(frozen=True, slots=True)
-class Flaw:
-    """Something wrong with a log, and where.
-
-    Attributes:
-        code: The code of `audit.errors`.
-        where: ``entry 7``, ``entries 7 to 9`` or a file's name.
-        what: One sentence.
-    """
-
-    code: str
-    where: str
-    what: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +25,6 @@ class WriterTail:
 
 
 FIRST: Final = WriterTail(0, "")
-TRAIL_ACTIONS: Final = frozenset({"log.opened", "key.added", "key.revoked", "audit.redacted", "audit.pruned"})
-"""Entries from which the others are judged; the store keeps a second copy of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,33 +103,3 @@ def open_at(index: int, leaf: bytes, *, origin: str, keyring: Keyring) -> Entry:
         return keyring.writer(name, key_id, index)
 
     return open_leaf(leaf, origin=origin, writer_key=writer_key)
-
-
-def keyring_of(trail: Iterable[tuple[int, bytes]], origin: str) -> Keyring:
-    """Return the keys that a log's trail declares; each of its leaves must have been found in the tree.
-
-    Raises:
-        EntryRefused: It doesn't begin with a `log.opened`, or an entry in it can't be.
-    """
-    keyring: Keyring | None = None
-    for index, leaf in trail:
-        event, _ = read_frame(leaf, origin=origin)
-        if keyring is None:
-            if index != 0 or event.get("action") != "log.opened":
-                raise EntryRefused("entry 0 is not a log.opened")
-            keyring = Keyring.opened(event)
-        else:
-            keyring = keyring.after(index, event)
-    if keyring is None:
-        raise EntryRefused("the log's first entry is missing", code="CFD-A02")
-    return keyring
-
-
-def newest_origin(leaf: bytes) -> str:
-    """Return the origin that a leaf names in its first line, unchecked; to learn whose log a file says it is.
-
-    Raises:
-        EntryRefused: The bytes don't have the form of an entry.
-    """
-    read_frame(leaf, origin=None)
-    return leaf.split(b"\n", 1)[0].decode().partition(" ")[2]

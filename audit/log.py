@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, Self
 
-from audit import database, durable, edge, entry, events, key_files, merkle, note
+from audit import database, durable, edge, entry, events, frame, key_files, merkle, note
 from audit.canonical import Event
 from audit.clock import Clock
 from audit.committer import Committer
@@ -537,7 +537,7 @@ class AuditLog:
                 actor=self._service(),
                 reason=reason,
                 size=size,
-                root=entry.hash_text(root),
+                root=frame.hash_text(root),
             )
             try:
                 self._append_own(frozen)

@@ -14,7 +14,6 @@ from typing import Final
 
 from audit import checkpoint, database, durable
 from audit.canonical import Event
-from audit.entry import hash_text, read_frame
 from audit.errors import (
     AuditError,
     EntryRefused,
@@ -28,7 +27,8 @@ from audit.errors import (
     SettingsUnsafe,
 )
 from audit.events import SetAside
-from audit.history import TRAIL_ACTIONS, History, WriterTail, keyring_of, newest_origin, open_at
+from audit.frame import TRAIL_ACTIONS, hash_text, keyring_of, newest_origin, read_frame
+from audit.history import History, WriterTail, open_at
 from audit.merkle import leaf_hash
 from audit.note import VerifierKey
 from audit.places import Places

@@ -3,10 +3,9 @@
 A leaf holds a pseudonym ``p1:`` (HMAC under a key of the person's own) or a commitment ``c1:`` (HMAC under fresh
 salt); this store holds what they stand for, encrypted with AES-256-GCM under a key of the month that lies in a file
 outside the database. Deleting a person's key ends what can be linked to the person; destroying a month's file also
-ends what backups hold of that month. `pseudonym_of` and `commitment_of` are pure, `PrivateStore` is the edge.
+ends what backups hold of that month. What pseudonyms and commitments are is `commitments`'s.
 """
 
-import base64
 import hmac
 import sqlite3
 import threading
@@ -20,6 +19,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from audit import durable, key_files
 from audit.clock import Clock, microseconds
+from audit.commitments import commitment_of, pseudonym_of
 from audit.errors import AppendFailed, AuditError, EntryRefused, SettingsUnsafe
 
 MAX_VALUE_BYTES: Final = 65_536
@@ -37,27 +37,12 @@ CREATE TABLE IF NOT EXISTS private_value (
 """
 
 
-def _mac(prefix: str, key: bytes, message: bytes) -> str:
-    digest = hmac.digest(key, message, "sha256")
-    return prefix + base64.urlsafe_b64encode(digest).decode().rstrip("=")
-
-
 def _exact_bytes(text: str) -> bytes:
     """Return `text` as UTF-8; a file name that isn't UTF-8 comes back as the bytes that it was on the disk."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         return text.encode("utf-8", "surrogatepass")
-
-
-def pseudonym_of(person_key: bytes, login: str) -> str:
-    """Return the pseudonym of `login` under a person's 32-byte key."""
-    return _mac("p1:", person_key, b"audit-actor/v1\x00" + login.encode())
-
-
-def commitment_of(salt: bytes, field: str, value: bytes) -> str:
-    """Return the commitment to `value` of `field` under 32 bytes of salt."""
-    return _mac("c1:", salt, field.encode() + b"\x00" + value)
 
 
 @contextmanager
@@ -210,17 +195,39 @@ class PrivateStore:
         Raises:
             AuditError: CFD-A15, the stored value isn't the one committed to.
         """
+        opened = self.opening_of(commitment)
+        return None if opened is None else opened[1]
+
+    def opening_of(self, commitment: str) -> tuple[bytes, bytes] | None:
+        """Return salt and value behind `commitment` after checking that they open it, or None when there are none.
+
+        Raises:
+            AuditError: CFD-A15, the stored value isn't the one committed to.
+        """
         with self._lock:
             row = self._database.execute(
                 "SELECT field, month, salt, value FROM private_value WHERE commitment = ?", (commitment,)
             ).fetchone()
         if row is None:
             return None
-        field, month, salt, value = row
-        opened = self._open(month, commitment, value)
-        if not hmac.compare_digest(commitment_of(self._open(month, commitment, salt), field, opened), commitment):
+        field, month, sealed, value = row
+        salt, opened = self._open(month, commitment, sealed), self._open(month, commitment, value)
+        if not hmac.compare_digest(commitment_of(salt, field, opened), commitment):
             raise AuditError("CFD-A15", "a private value doesn't open its commitment")
-        return opened
+        return salt, opened
+
+    def erase(self, pseudonym: str) -> bool:
+        """Delete a person's key, name and values, overwritten on the disk; return whether there was anything.
+
+        From then on nothing here links the person to the pseudonym, or a value to its commitment. What backups hold of
+        it ends with the months' key files.
+        """
+        with self._transaction() as database:
+            gone = database.execute("DELETE FROM subject WHERE pseudonym = ?", (pseudonym,)).rowcount
+            gone += database.execute("DELETE FROM private_value WHERE subject = ?", (pseudonym,)).rowcount
+        with self._lock, _disk_named():
+            self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        return gone > 0
 
     def sweep(self, named: Callable[[list[str]], set[str]]) -> int:
         """Remove values that no entry names and that are over an hour old; return how many.

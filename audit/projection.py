@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from audit.canonical import Event
-from audit.filters import COLUMNS, NUMBERS, PARTS
+from audit.columns import COLUMNS, NUMBERS, PARTS
 
 NAMES: Final = ("idx", "t_us", *COLUMNS)
 _LONGEST: Final = {"action": 64, "decision": 8, "version": 71, "code": 16}

@@ -6,7 +6,7 @@ For the committer's thread: it says when. What an entry adds is `projection`'s.
 import contextlib
 from typing import Final
 
-from audit import entry
+from audit import frame
 from audit.canonical import Event
 from audit.errors import EntryRefused
 from audit.projection import Projected
@@ -96,5 +96,5 @@ class Projector:
         found = []
         for row in self._store.read(lambda log: list(log.entries(first, end)), timeout_s=self._timeout_s):
             with contextlib.suppress(EntryRefused):  # what isn't an entry has no row; `verify` names it
-                found.append((row.index, entry.read_frame(row.leaf, origin=self._origin)[0]))
+                found.append((row.index, frame.read_frame(row.leaf, origin=self._origin)[0]))
         return found

@@ -18,13 +18,12 @@ from typing import Final, Self
 from audit import note, proofs
 from audit.canonical import Event
 from audit.checkpoint import Checkpoint, OpenedCheckpoint, open_checkpoint, parse
-from audit.entry import MAX_READ_BYTES, WriterKey, open_leaf, read_frame
-from audit.errors import NoteRefused, ProofRefused
+from audit.errors import EntryRefused, NoteRefused, ProofRefused
+from audit.frame import MAX_READ_BYTES, WriterKey, read_frame
 from audit.merkle import leaf_hash
 from audit.quorum import Quorum, require
 from audit.tiles import MAX_SIZE
 from audit.trust import TrustPolicy
-from audit.witness import parse_hashes
 
 HEADER: Final = "c2sp.org/tlog-proof@v1"
 SUFFIX: Final = ".tlog-proof"
@@ -72,7 +71,7 @@ class ProofFile:
         match = _INDEX.match(lines[0]) if lines else None
         if match is None or int(match[1]) >= MAX_SIZE:
             raise NoteRefused("a proof file names the index of its entry")
-        return cls(int(match[1]), parse_hashes(lines[1:]), parse(signed), leaf)
+        return cls(int(match[1]), proofs.parse_hashes(lines[1:]), parse(signed), leaf)
 
     def __bytes__(self) -> bytes:
         extra = [] if self.leaf is None else [_EXTRA + note.encode_base64(self.leaf)]
@@ -129,7 +128,9 @@ def check(
     (proved,) = leaves
     hashed = leaf_hash(proved)
     proofs.check_inclusion(hashed, proof.index, proof.path, checkpoint)
-    event, _ = read_frame(proved, origin=origin)
+    event, signed = read_frame(proved, origin=origin)
     if writer_key is not None:
-        open_leaf(proved, origin=origin, writer_key=writer_key)
+        line = signed.signatures[0]
+        if not writer_key(line.name, line.key_id).check(signed.text.encode(), line.signature):
+            raise EntryRefused(f"the signature of {line.name} is wrong", code="CFD-A10")
     return ProvedEntry(proof.index, hashed, event, checkpoint, quorum, writer_key is not None)

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from audit.checkpoint import OpenedCheckpoint
-from audit.errors import ProofRefused
+from audit.errors import NoteRefused, ProofRefused
 from audit.merkle import EMPTY_ROOT, node_hash
+from audit.note import decode_base64
 from audit.tiles import (
     HASH_BYTES,
     HASHES_PER_TILE,
@@ -25,6 +26,20 @@ from audit.tiles import (
 
 MAX_HASHES: Final = 63
 Proof = tuple[bytes, ...]
+
+
+def parse_hashes(lines: Sequence[str]) -> Proof:
+    """Return the hashes of a proof, one a line in base64.
+
+    Raises:
+        NoteRefused: More than 63, or one that isn't a hash.
+    """
+    if len(lines) > MAX_HASHES:
+        raise NoteRefused(f"a proof of {len(lines)} hashes, at most {MAX_HASHES}")
+    hashes = tuple(map(decode_base64, lines))
+    if any(len(node) != HASH_BYTES for node in hashes):
+        raise NoteRefused("a hash of a proof has another length than 32 bytes")
+    return hashes
 
 
 class _Tree:

@@ -13,12 +13,16 @@ from rich.console import Console
 
 from audit import edge, reading, rendering
 from audit.canonical import Event
-from audit.checked import CheckedLog, Row
+from audit.checked import ReadableLog, Row
+from audit.columns import format_time
+from audit.errors import LogUnreadable
 from audit.events import Query
-from audit.filters import FilterRefused, Filters, format_time, parse_time
+from audit.filters import FilterRefused, Filters, parse_time
 from audit.private import PrivateStore
-from audit.read_record import read_entry, talk
+from audit.proof_command import flat, write_proof
+from audit.read_record import admit, read_entry, talk
 from audit.reading import FoundLog
+from audit.visible import json_text, visible
 
 TABLE_ROWS: Final = 100
 HELD_ROWS: Final = 2000
@@ -54,8 +58,8 @@ def _after(log: FoundLog, text: str | None) -> tuple[int, int] | None:
 
 
 def _shares(
-    epochs: list[CheckedLog], filters: Filters, after: tuple[int, int] | None
-) -> Iterator[tuple[CheckedLog, Filters]]:
+    epochs: list[ReadableLog], filters: Filters, after: tuple[int, int] | None
+) -> Iterator[tuple[ReadableLog, Filters]]:
     """Yield each epoch with what is asked of it: nothing of those that the list has passed."""
     for checked in epochs:
         number = int(checked.origin.rpartition("/")[2])
@@ -65,12 +69,12 @@ def _shares(
             yield checked, replace(filters, after=after[1])
 
 
-def _in_order(epochs: list[CheckedLog], filters: Filters, after: tuple[int, int] | None) -> Iterator[Row]:
+def _in_order(epochs: list[ReadableLog], filters: Filters, after: tuple[int, int] | None) -> Iterator[Row]:
     for checked, share in _shares(epochs, filters, after):
         yield from checked.matching(share)
 
 
-def _count(epochs: list[CheckedLog], filters: Filters, after: tuple[int, int] | None) -> int:
+def _count(epochs: list[ReadableLog], filters: Filters, after: tuple[int, int] | None) -> int:
     return sum(checked.count(share) for checked, share in _shares(epochs, filters, after))
 
 
@@ -99,15 +103,18 @@ def _filters(given: argparse.Namespace, log: FoundLog) -> Filters:
 def query(given: argparse.Namespace, log: FoundLog) -> int:
     """List the entries that the filters ask for."""
     filters = _filters(given, log)
+    access = admit(log, "query")
     filters.recorded()  # refuses what no entry can hold before anything is read
     with contextlib.ExitStack() as stack:
         epochs = [stack.enter_context(one.checked()) for one in log.epochs()]
         after = _after(log, given.after)
         limit = filters.limit
-        found = _in_order(epochs, filters, after)
+        found: Iterator[Row] = _in_order(epochs, filters, after)
+        if not access.sees_all:
+            found = (row for row in found if access.sees(row.event))
         held = list(itertools.islice(found, HELD_ROWS + 1 if limit is None else limit + 1))
         if limit is None:
-            matched = len(held) if len(held) <= HELD_ROWS else _count(epochs, filters, after)
+            matched = len(held) if len(held) <= HELD_ROWS or not access.sees_all else _count(epochs, filters, after)
             rows: Iterable[Row] = itertools.chain(held, found)
         else:
             matched = min(len(held), limit)
@@ -132,7 +139,7 @@ def _print(given: argparse.Namespace, origin: str, rows: Iterable[Row], followin
             sys.stdout.writelines(rendering.csv_lines(rows))
         case "jsonl":
             for row in rows:
-                print(rendering.json_text({"schema": "confide/audit-entry/v1", **rendering.row_value(row)}))
+                print(json_text({"schema": "confide/audit-entry/v1", **rendering.row_value(row)}))
         case "json":
             sys.stdout.writelines(_document(origin, rows, following))
         case _:
@@ -141,14 +148,14 @@ def _print(given: argparse.Namespace, origin: str, rows: Iterable[Row], followin
 
 def _document(origin: str, rows: Iterable[Row], following: str | None) -> Iterable[str]:
     """Yield the pieces of one JSON document, a row at a time."""
-    yield f'{{\n  "schema": "confide/audit-entries/v1",\n  "log": {rendering.json_text(origin)},\n  "rows": ['
+    yield f'{{\n  "schema": "confide/audit-entries/v1",\n  "log": {json_text(origin)},\n  "rows": ['
     comma = ""
     for row in rows:
-        yield comma + "\n" + _indented(rendering.json_text(rendering.row_value(row), indent=2))
+        yield comma + "\n" + _indented(json_text(rendering.row_value(row), indent=2))
         comma = ","
     yield "\n  ]" if comma else "]"
     if following is not None:
-        yield f',\n  "after": {following if following.isdigit() else rendering.json_text(following)}'
+        yield f',\n  "after": {following if following.isdigit() else json_text(following)}'
     yield "\n}\n"
 
 
@@ -181,9 +188,14 @@ def _private_lines(log: FoundLog, row: Row) -> list[tuple[str, str]]:
 
 def show(given: argparse.Namespace, log: FoundLog) -> int:
     """Print one entry in full."""
+    access = admit(log, "show")
     row = reading.find_entry(log, given.entry)
-    private = _private_lines(log, row)
+    if not access.sees(row.event):
+        raise LogUnreadable(f"no entry {given.entry[:60]} that you may see")
+    private = _private_lines(log, row) if access.sees_all else []
     read_entry(log, Query(entry=row.name), 1, given.format)
+    if given.proof is not None:
+        write_proof(log, row.name, given.proof)
     if given.format in ("json", "jsonl"):
         value: Event = {
             "schema": "confide/audit-entry/v1",
@@ -192,7 +204,7 @@ def show(given: argparse.Namespace, log: FoundLog) -> int:
             "leaf": row.leaf.decode(),
             "private": dict(private),
         }
-        print(rendering.json_text(value, indent=2 if given.format == "json" else None))
+        print(json_text(value, indent=2 if given.format == "json" else None))
         return 0
     lines = [
         ("log", row.origin),
@@ -200,24 +212,12 @@ def show(given: argparse.Namespace, log: FoundLog) -> int:
         ("time", f"{format_time(row.event['t_us'])} (UTC, as the writer's clock said)"),
         ("leaf hash", row.leaf_hash),
         ("signed by", str(row.event["writer"])),
-        *_flat(row.event),
+        *flat(row.event),
         *private,
     ]
     width = max(len(name) for name, _ in lines)
     for name, text in lines:
-        print(f"{rendering.visible(name):<{width}}  {rendering.visible(text)}")
+        print(f"{visible(name):<{width}}  {visible(text)}")
     if not row.interpreted:
         talk("note: CFD-A44 not interpreted by this version; bytes, chain and signature agree")
     return 0
-
-
-def _flat(event: Event, prefix: str = "") -> list[tuple[str, str]]:
-    lines: list[tuple[str, str]] = []
-    for name, value in event.items():
-        if isinstance(value, dict):
-            lines.extend(_flat(value, f"{prefix}{name}."))
-        elif isinstance(value, list):
-            lines.append((prefix + name, ", ".join(map(str, value))))
-        else:
-            lines.append((prefix + name, str(value).lower() if isinstance(value, bool) else str(value)))
-    return lines

@@ -2,19 +2,31 @@
 
 import os
 import sys
+from typing import Final, Literal
 
-from audit import edge, reading, rendering
-from audit.errors import LogFrozen
+from audit import edge, reading
+from audit.access import COMPLIANCE, COORDINATING, Access, Grant
+from audit.clock import microseconds
+from audit.errors import LogFrozen, ReadRefused
 from audit.events import Actor, AuditRead, Draft, Query, new_event_id
+from audit.filters import Filters
 from audit.names import COORDINATOR, Origin
 from audit.private import PrivateStore
+from audit.readers_file import read_readers
 from audit.reading import FoundLog
 from audit.recording import record
+from audit.visible import visible
+
+_OUTPUTS: Final[dict[str, Literal["table", "json", "csv", "page", "report"]]] = {
+    "table": "table",
+    "csv": "csv",
+    "report": "report",
+}
 
 
 def talk(text: str) -> None:
     """Say something to the person, beside the results."""
-    sys.stderr.write(rendering.visible(text) + "\n")
+    sys.stderr.write(visible(text) + "\n")
 
 
 def site_of(origin: str) -> str | None:
@@ -30,6 +42,52 @@ def reader(log: FoundLog) -> Actor:
         return Actor(kind="person", id=store.pseudonym(edge.account()), auth="local")
     finally:
         store.close()
+
+
+def admit(log: FoundLog, verb: str) -> Access:
+    """Return what the account at this process may see of `log`, where it may do what `verb` says.
+
+    A copy or a bundle is read without asking: its export was the record.
+
+    Raises:
+        ReadRefused: It may not; the refusal is recorded.
+        SettingsUnsafe: Who may is not understood.
+    """
+    if not log.live or log.home is None:
+        return Access(Grant(COMPLIANCE))
+    readers = read_readers(log.home)
+    if readers.grants is None:
+        return Access(Grant(COMPLIANCE))
+    grant, who = readers.of(edge.account()), reader(log)
+    party = Origin.parse(reading.origin_of(log)).party
+    access = None if grant is None else Access(grant, who.id, party, _jobs_of(log, who.id, grant))
+    if access is not None and access.may(verb, microseconds(edge.SystemClock().now())):
+        return access
+    if may_record(log):
+        refused = AuditRead(
+            id=new_event_id(edge.SystemClock(), os.urandom),
+            decision="refused",
+            code="CFD-A27",
+            cause=verb,
+            actor=who,
+            site=site_of(reading.origin_of(log)),
+            query=Query(),
+            matched=0,
+            output="table",
+        )
+        keep(log, refused)
+    raise ReadRefused(
+        f"account {edge.account()} may not {verb} in this log", hint="the compliance officer names readers in the home"
+    )
+
+
+def _jobs_of(log: FoundLog, pseudonym: str, grant: Grant) -> frozenset[str]:
+    """Return the jobs that this person launched, where the role is bounded by them."""
+    if grant.role != COORDINATING:
+        return frozenset()
+    with log.checked() as checked:
+        found = checked.matching(Filters(action="job.submitted", actor=pseudonym))
+        return frozenset(str(row.event.get("job", "")) for row in found)
 
 
 def may_record(log: FoundLog) -> bool:
@@ -64,6 +122,6 @@ def read_entry(log: FoundLog, query: Query, matched: int, output: str) -> None:
         site=site_of(reading.origin_of(log)),
         query=query,
         matched=matched,
-        output="csv" if output == "csv" else "table" if output == "table" else "json",
+        output=_OUTPUTS.get(output, "json"),
     )
     keep(log, draft)

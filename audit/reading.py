@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Final
 
 from audit import checkpoint, database, edge
+from audit.bundle_log import BundleLog
 from audit.canonical import Event
-from audit.checked import CheckedLog, Row
-from audit.entry import hash_text, read_frame
+from audit.checked import CheckedLog, ReadableLog, Row
 from audit.errors import AuditError, EntryRefused, LogDamaged, LogUnreadable, NoteRefused
+from audit.export import bundle, container
+from audit.export.bundle_check import BundleReader
+from audit.frame import hash_text, read_frame
 from audit.names import Origin
 from audit.places import SQLITE, Places, epochs_in, has_log, is_live
 from audit.snapshot import Snapshot
@@ -76,7 +79,7 @@ class FoundLog:
             raise LogUnreadable(damaged.message, hint=damaged.hint) from None
 
     @contextmanager
-    def checked(self) -> Iterator[CheckedLog]:
+    def checked(self) -> Iterator[ReadableLog]:
         """Give the epoch as it is now, every entry of it checked against the tree.
 
         An epoch that was left because it had lost what it signed is held against what is left of it: the next one names
@@ -102,8 +105,65 @@ class FoundLog:
         return lost is not None and (lost["size"], lost["root"]) == (promised.size, hash_text(promised.root))
 
 
+@dataclass(frozen=True, slots=True)
+class FoundBundle(FoundLog):
+    """A bundle or a directory of tiles that a reader named; it is never live.
+
+    Attributes:
+        trust: The policy that the reader named, if any.
+    """
+
+    trust: Path | None = None
+
+    @property
+    def path(self) -> Path:
+        """Return where it lies."""
+        return self.places.epoch_folder
+
+    @contextmanager
+    def files(self) -> Iterator[container.BundleFiles]:
+        """Give its files.
+
+        Raises:
+            LogUnreadable: It can't be opened, or holds what no bundle holds.
+        """
+        with container.open_files(self.path) as files:
+            yield files
+
+    def checkpoint_bytes(self) -> bytes:
+        """Return the checkpoint that everything in it leads to, empty where there is none."""
+        with self.files() as files:
+            return container.read(files, bundle.CHECKPOINT) or container.read(files, "checkpoint")
+
+    def epochs(self) -> list[FoundLog]:
+        """Return it alone: a bundle is of one epoch."""
+        return [self]
+
+    @contextmanager
+    def checked(self) -> Iterator[BundleLog]:
+        """Give the log in it, once all of it was verified.
+
+        Raises:
+            AuditError: It has a flaw, or can't be read.
+        """
+        try:
+            origin = checkpoint.parse(self.checkpoint_bytes()).origin
+        except NoteRefused as wrong:
+            raise LogUnreadable(f"{self.path} has no checkpoint: {wrong.message}") from None
+        policy, pinned_by = find_policy(self, origin, self.trust)
+        with self.files() as files:
+            yield BundleLog(files, BundleReader(policy, pinned_by))
+
+
+def is_bundle(path: Path) -> bool:
+    """Return whether `path` is a zip, or a folder with a manifest or with tiles, and not a home."""
+    if path.is_dir():
+        return (path / bundle.MANIFEST).is_file() or ((path / "checkpoint").is_file() and (path / "tile").is_dir())
+    return path.suffix == ".zip" and path.exists()
+
+
 def find_log(path: Path) -> FoundLog:
-    """Return the log that `path` names: a home, its audit folder, an epoch's folder, or its file.
+    """Return the log that `path` names: a home, its audit folder, an epoch's folder or file, a bundle, or tiles.
 
     Raises:
         LogUnreadable: There is none.
@@ -114,6 +174,8 @@ def find_log(path: Path) -> FoundLog:
         if epochs_in(path):
             return FoundLog(Places.newest(path), path, path.parent)
         folder = path.parent if path.name == SQLITE else path
+        if is_bundle(path):
+            return FoundBundle(Places(path.parent, at=path), None, None)
         if has_log(folder):
             named = folder.name.isdigit() and folder.name.isascii()
             places = Places(folder.parent, int(folder.name) if named else 1, at=folder)
@@ -157,7 +219,7 @@ def _read_policy(path: Path) -> TrustPolicy:
     return parse_policy(data.decode("utf-8", "replace"))
 
 
-def find_policy(log: FoundLog, origin: str, trust: Path | None) -> tuple[TrustPolicy | None, str]:
+def find_policy(log: FoundLog | None, origin: str, trust: Path | None) -> tuple[TrustPolicy | None, str]:
     """Return what the reader trusts about the log `origin`, and the file's name.
 
     Sought in `trust` alone where that is given; else in the reader's own homes and configuration, and at last in the
@@ -180,7 +242,7 @@ def find_policy(log: FoundLog, origin: str, trust: Path | None) -> tuple[TrustPo
     folders = [Path(configuration) / "confide" / "trust"]
     if named := edge.environment("CONFIDE_HOME"):
         folders.insert(0, Path(named) / "trust")
-    if log.home is not None:
+    if log is not None and log.home is not None:
         folders.append(log.home / "trust")
     for folder in folders:
         path = folder / f"{party}.policy"
@@ -236,7 +298,7 @@ def find_entry(log: FoundLog, text: str) -> Row:
         return checked.row(index)
 
 
-def _index(checked: CheckedLog, text: str) -> int | None:
+def _index(checked: ReadableLog, text: str) -> int | None:
     if len(text) == 32 and set(text) <= set("0123456789abcdef"):
         return checked.find_id(bytes.fromhex(text))
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None

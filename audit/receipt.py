@@ -9,8 +9,9 @@ before it reads.
 from typing import Final, Self, final
 
 from audit.canonical import Event
-from audit.entry import hash_text, open_leaf
+from audit.entry import open_leaf
 from audit.errors import EntryRefused
+from audit.frame import hash_text
 from audit.merkle import leaf_hash
 from audit.note import VerifierKey
 

@@ -5,7 +5,6 @@ one leading apostrophe before whatever a spreadsheet would take for a formula. J
 stays one line however a reader splits lines. Pure, but for rich's layout of a table.
 """
 
-import json
 import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
@@ -15,18 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from audit.checked import Row
-from audit.filters import COLUMNS, NUMBERS, column, format_time
+from audit.columns import COLUMNS, NUMBERS, column, epsilon_text, format_time
+from audit.visible import visible
 
-_HIDDEN: Final = frozenset({"Cc", "Cf", "Zl", "Zp", "Co", "Cn", "Cs"})
 _FORMULA: Final = frozenset("=+-@|%\uff1d\uff0b\uff0d\uff20")
 _QUOTED: Final = frozenset("'\t\r\n")
-
-
-def visible(text: str) -> str:
-    """Return `text` with every character that a terminal wouldn't simply show written as ``\\u{…}``."""
-    return "".join(
-        f"\\u{{{ord(character):x}}}" if unicodedata.category(character) in _HIDDEN else character for character in text
-    )
 
 
 def csv_cell(text: str) -> str:
@@ -55,11 +47,6 @@ def csv_lines(rows: Iterable[Row]) -> Iterator[str]:
             text = "" if value is None else str(value)
             cells.append(text if name in NUMBERS and isinstance(value, int) else csv_cell(text))
         yield ",".join(map(_quoted, cells)) + "\r\n"
-
-
-def json_text(value: Any, *, indent: int | None = None) -> str:
-    """Return `value` as JSON in visible ASCII; without `indent` it is one line for every reader."""
-    return json.dumps(value, indent=indent, ensure_ascii=True).replace("\x7f", "\\u007f")
 
 
 def row_value(row: Row) -> dict[str, Any]:
@@ -128,9 +115,3 @@ def table_of(rows: Iterable[Row]) -> Table:
         ]
         table.add_row(*(Text(visible(cell)) for cell in cells))
     return table
-
-
-def epsilon_text(eps_nano: int) -> str:
-    """Return epsilon with two decimals, rounded up."""
-    hundredths = -(-eps_nano // 10_000_000)
-    return f"{hundredths // 100}.{hundredths % 100:02d}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from audit.canonical import Event
-from audit.history import Flaw
+from audit.findings import Flaw
 
 CODE: Final = "CFD-A17"
 

@@ -166,6 +166,10 @@ class Snapshot:
         """Return the newest checkpoint that reached its quorum, empty where there is none."""
         return b"".join(_bytes(row[0]) for row in self._fetch(statements.NEWEST_QUORUM))
 
+    def quorums(self) -> dict[int, bytes]:
+        """Return every kept checkpoint that reached its quorum, by size."""
+        return {_number(size): _bytes(note) for size, note in self._fetch(statements.QUORUMS)}
+
     # --- projections ------------------------------------------------------------------------------------------
 
     def next_projected(self) -> int:

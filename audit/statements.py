@@ -164,3 +164,8 @@ NEWEST_QUORUM: Final = (
     .limit(_ONE)
     .offset(_NONE)
 )
+QUORUMS: Final = (
+    select(tables.checkpoint.c.size, tables.checkpoint.c.note)
+    .where(tables.checkpoint.c.quorum)
+    .order_by(tables.checkpoint.c.size)
+)

@@ -4,15 +4,16 @@ import argparse
 import os
 import sys
 
-from audit import edge, epochs, rendering
-from audit.entry import hash_text
+from audit import edge, epochs
 from audit.errors import LogUnreadable
 from audit.events import Actor
+from audit.frame import hash_text
 from audit.log import AuditLog
 from audit.private import PrivateStore
 from audit.read_record import talk
 from audit.reading import FoundLog
 from audit.settings import LogSettings
+from audit.visible import json_text, visible
 
 
 def _refuse_a_copy(log: FoundLog) -> None:
@@ -28,7 +29,7 @@ def rebuild(given: argparse.Namespace, log: FoundLog) -> int:
     if given.format == "table":
         talk(f"{count} entries")
     else:
-        print(rendering.json_text({"schema": "confide/audit-rebuilt/v1", "entries": count}))
+        print(json_text({"schema": "confide/audit-rebuilt/v1", "entries": count}))
     return 0
 
 
@@ -54,7 +55,7 @@ def new_epoch(given: argparse.Namespace, log: FoundLog) -> int:
         if left.lost is not None:
             lines.append(("lost", f"a tree of {left.lost.size} entries, root {left.lost.root} ({left.lost.cause})"))
         lines.append(("begun", str(origin)))
-        sys.stdout.writelines(f"{name:<8}{rendering.visible(text)}\n" for name, text in lines)
+        sys.stdout.writelines(f"{name:<8}{visible(text)}\n" for name, text in lines)
         talk("note: one person began this epoch; a second person's confirmation is not asked for yet")
         talk("the other parties pin the new log by the next change of the charter")
     else:
@@ -64,5 +65,5 @@ def new_epoch(given: argparse.Namespace, log: FoundLog) -> int:
             "previous": left.previous.model_dump(),
             "lost": None if left.lost is None else left.lost.model_dump(),
         }
-        print(rendering.json_text(value, indent=2 if given.format == "json" else None))
+        print(json_text(value, indent=2 if given.format == "json" else None))
     return 0

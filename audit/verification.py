@@ -6,34 +6,19 @@ against what the log key, the witnesses and the reader's own checkpoints say.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import pairwise
-from typing import Any, Final
 
 from audit import checkpoint
 from audit.canonical import Event
-from audit.entry import hash_text
 from audit.errors import LogUnreadable, NoteRefused
-from audit.history import Flaw
+from audit.findings import Flaw, Verification
+from audit.frame import hash_text
 from audit.note import VerifierKey
 from audit.quorum import judge
 from audit.stored import StoredLog
 from audit.tiles import HASHES_PER_TILE, tile_path
 from audit.trust import TrustPolicy
 from audit.walk import Opener, Walk
-
-NOT_PROVED: Final = ("that nothing was left unrecorded", "that what was written is true")
-
-
-class Verdict(StrEnum):
-    """What a verification ends with."""
-
-    VERIFIED = "verified"
-    FLAWED = "flawed"
-    UNPINNED = "unpinned"
-
-
-EXIT_STATUS: Final = {Verdict.VERIFIED: 0, Verdict.FLAWED: 1, Verdict.UNPINNED: 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,59 +36,6 @@ class Reader:
     pinned_by: str = ""
     against: Mapping[str, bytes] = field(default_factory=dict)
     complete: bool = False
-
-
-@dataclass(slots=True)
-class Verification:
-    """What was found.
-
-    Attributes:
-        origin: The log's name, as its entries say it.
-        size: Entries that were read.
-        root: Root over them, as events write it; empty where entries are missing.
-        cosigned: Size that a quorum of witnesses has cosigned, 0 for none.
-        quorum: How many cosignatures the policy asks for.
-        pinned_by: The trust policy that was used; empty for none.
-        proved: Sentences.
-        notes: What is no flaw, but to be known.
-        flaws: What is wrong.
-    """
-
-    origin: str = ""
-    size: int = 0
-    root: str = ""
-    cosigned: int = 0
-    quorum: int = 0
-    pinned_by: str = ""
-    proved: list[str] = field(default_factory=list)
-    notes: list[Flaw] = field(default_factory=list)
-    flaws: list[Flaw] = field(default_factory=list)
-
-    @property
-    def verdict(self) -> Verdict:
-        """Return the verdict; a flaw comes before a missing key."""
-        if self.flaws:
-            return Verdict.FLAWED
-        return Verdict.VERIFIED if self.pinned_by else Verdict.UNPINNED
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the machine form, `confide/audit-verification/v1`."""
-        return {
-            "schema": "confide/audit-verification/v1",
-            "verdict": str(self.verdict),
-            "log": {
-                "origin": self.origin,
-                "size": self.size,
-                "root": self.root,
-                "cosigned": self.cosigned,
-                "quorum": self.quorum,
-                "pinned_by": self.pinned_by,
-            },
-            "proved": self.proved,
-            "notes": [{"code": note.code, "where": note.where, "what": note.what} for note in self.notes],
-            "flaws": [{"code": flaw.code, "where": flaw.where, "what": flaw.what} for flaw in self.flaws],
-            "not_proved": list(NOT_PROVED),
-        }
 
 
 def _parsed(data: bytes) -> checkpoint.Checkpoint | None:

@@ -11,13 +11,16 @@ from rich.console import Console
 from rich.text import Text
 
 from audit import checkpoint as checkpoints
-from audit import edge, reading, rendering, verification
+from audit import edge, reading, verification
 from audit.errors import AuditError, LogUnreadable, NoteRefused
 from audit.events import AuditVerified, new_event_id
+from audit.export.bundle_check import BundleReader, check_files
+from audit.findings import EXIT_STATUS, Verdict, Verification
 from audit.openers import open_processes
-from audit.read_record import keep, may_record, reader, site_of, talk
-from audit.reading import FoundLog
-from audit.verification import EXIT_STATUS, NOT_PROVED, Reader, Verification
+from audit.read_record import admit, keep, may_record, reader, site_of, talk
+from audit.reading import FoundBundle, FoundLog
+from audit.verification import Reader
+from audit.visible import json_text, visible
 
 PROGRESS_ABOVE_ENTRIES: Final = 5000
 
@@ -37,6 +40,9 @@ def _against(paths: Sequence[Path]) -> dict[str, bytes]:
 
 def verify(given: argparse.Namespace, log: FoundLog) -> int:
     """Print what the log proves, and what not."""
+    if isinstance(log, FoundBundle):
+        return _verify_bundle(given, log)
+    admit(log, "verify")
     against = _against(given.against)
     epochs = log.epochs()
     results = []
@@ -48,10 +54,26 @@ def verify(given: argparse.Namespace, log: FoundLog) -> int:
     result = verification.joined(results)
     if result.size > 0 and result.root:
         _record_verification(log, result)
+    return _shown(given, result)
+
+
+def _verify_bundle(given: argparse.Namespace, found: FoundBundle) -> int:
+    """Print what a bundle or a directory of tiles proves: what its own `verify.py` says, by the same check."""
+    with found.files() as files:
+        try:
+            origin = checkpoints.parse(found.checkpoint_bytes()).origin
+        except NoteRefused:
+            origin = ""
+        policy, pinned_by = reading.find_policy(found, origin, given.trust)
+        wanted = BundleReader(policy, pinned_by, given.complete, _against(given.against))
+        return _shown(given, check_files(files, wanted))
+
+
+def _shown(given: argparse.Namespace, result: Verification) -> int:
     if given.format == "table":
         _print_verification(result)
     else:
-        print(rendering.json_text(result.as_json(), indent=2 if given.format == "json" else None))
+        print(json_text(result.as_json(), indent=2 if given.format == "json" else None))
     return EXIT_STATUS[result.verdict]
 
 
@@ -105,12 +127,12 @@ def _print_verification(result: Verification) -> None:
     lines += [("proved", text, "green") for text in result.proved]
     lines += [("note", f"{note.code} {note.where}: {note.what}", "yellow") for note in result.notes]
     lines += [("flaw", f"{flaw.code} {flaw.where}: {flaw.what}", "red") for flaw in result.flaws]
-    lines.append(("not proved", "; ".join(NOT_PROVED), ""))
+    lines.append(("not proved", "; ".join(result.not_proved), ""))
     console = Console(highlight=False, soft_wrap=True)
     for name, text, style in lines:
-        console.print(Text(f"{name:<12}"), Text(rendering.visible(text), style=style), sep="")
+        console.print(Text(f"{name:<12}"), Text(visible(text), style=style), sep="")
     console.print(Text(str(result.verdict), style="bold"))
-    if result.verdict is verification.Verdict.UNPINNED:
+    if result.verdict is Verdict.UNPINNED:
         talk("CFD-A20 no pinned key says whose log this is")
         talk("hint: give --trust FILE, with keys compared over the phone")
 
@@ -135,7 +157,7 @@ def checkpoint(given: argparse.Namespace, log: FoundLog) -> int:
             "root": "sha256:" + found.root.hex(),
             "note": data.decode(),
         }
-        print(rendering.json_text(value, indent=2 if given.format == "json" else None))
+        print(json_text(value, indent=2 if given.format == "json" else None))
     checked = f"signature checked with {pinned_by}" if keys else "signature not checked: no pinned key"
     talk(f"{found.size} entries; {checked}")
     return 0

@@ -15,9 +15,11 @@ from typing import Final, NamedTuple, Protocol
 
 from audit import tiles
 from audit.canonical import Event
-from audit.entry import MAX_READ_BYTES, Entry, event_of, hash_text, read_frame
+from audit.entry import Entry, event_of
 from audit.errors import AuditError, EntryRefused
-from audit.history import TRAIL_ACTIONS, Flaw, History, newest_origin
+from audit.findings import Flaw
+from audit.frame import MAX_READ_BYTES, TRAIL_ACTIONS, hash_text, newest_origin, read_frame
+from audit.history import History
 from audit.keyring import Keyring
 from audit.merkle import leaf_hash
 from audit.projection import row_of

@@ -23,7 +23,7 @@ from audit.checkpoint import Checkpoint, OpenedCheckpoint, open_checkpoint, pars
 from audit.cosignature import cosign
 from audit.errors import NoteRefused, ProofRefused
 from audit.merkle import EMPTY_ROOT
-from audit.tiles import HASH_BYTES, MAX_SIZE
+from audit.tiles import MAX_SIZE
 
 MAX_REQUEST_BYTES: Final = note.MAX_NOTE_BYTES + 46 * (proofs.MAX_HASHES + 1)
 _OLD: Final = re.compile(r"old (0|[1-9][0-9]{0,18})\Z")
@@ -70,25 +70,11 @@ class AddCheckpoint:
         match = _OLD.match(old)
         if match is None or int(match[1]) > MAX_SIZE:
             raise NoteRefused("a request begins with `old` and a size below 2^63")
-        return cls(int(match[1]), parse_hashes(lines), parse(signed))
+        return cls(int(match[1]), proofs.parse_hashes(lines), parse(signed))
 
     def __bytes__(self) -> bytes:
         head = [f"old {self.old_size}", *map(note.encode_base64, self.proof)]
         return "\n".join(head).encode() + b"\n\n" + bytes(self.checkpoint.signed)
-
-
-def parse_hashes(lines: Sequence[str]) -> proofs.Proof:
-    """Return the hashes of a proof, one a line in base64.
-
-    Raises:
-        NoteRefused: More than 63, or one that isn't a hash.
-    """
-    if len(lines) > proofs.MAX_HASHES:
-        raise NoteRefused(f"a proof of {len(lines)} hashes, at most {proofs.MAX_HASHES}")
-    hashes = tuple(map(note.decode_base64, lines))
-    if any(len(node) != HASH_BYTES for node in hashes):
-        raise NoteRefused("a hash of a proof has another length than 32 bytes")
-    return hashes
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,13 @@ from typing import Final
 from audit import checkpoint, durable, events, merkle, openers, storage
 from audit.edge import SystemClock
 from audit.filters import Filters
+from audit.findings import Verdict
 from audit.log import AuditLog
 from audit.proofs import prove_inclusion
 from audit.reading import FoundLog, find_log, find_policy, origin_of
 from audit.receipt import Receipt
 from audit.tiles import HASHES_PER_TILE, Edge, TrustedTiles
-from audit.verification import Reader, Verdict, verify
+from audit.verification import Reader, verify
 from benchmarks.audit_peers import BareInserts, BareSyncs, Pymerkle
 from benchmarks.audit_peers import Row as EntryRow
 from benchmarks.row import Row, at_least, at_most, shown

@@ -8,7 +8,7 @@ so that an act which a restart repeats is recorded once.
 import hashlib
 from typing import Final, Protocol
 
-from audit import entry, events, merkle
+from audit import events, frame, merkle
 from audit.canonical import Event
 from audit.errors import AuditError
 from audit.log import AuditLog
@@ -298,8 +298,8 @@ def peer_of(receipt: str) -> events.Peer | None:
         return None
     leaf = bytes.fromhex(receipt)
     try:
-        _, signed = entry.read_frame(leaf, origin=None)
-        origin = signed.text.split("\n")[0].removeprefix(entry.HEADER)
-        return events.Peer(origin=origin, leaf_hash=entry.hash_text(merkle.leaf_hash(leaf)))
+        _, signed = frame.read_frame(leaf, origin=None)
+        origin = signed.text.split("\n")[0].removeprefix(frame.HEADER)
+        return events.Peer(origin=origin, leaf_hash=frame.hash_text(merkle.leaf_hash(leaf)))
     except (AuditError, ValueError):
         return None

@@ -9,10 +9,10 @@ import pytest
 
 from audit import checkpoint, note
 from audit.errors import AuditError, LogBehind, LogDamaged, LogFrozen, LogUnreadable
-from audit.history import Flaw
+from audit.findings import Flaw, Verdict, Verification
 from audit.key_files import read_key
 from audit.reading import find_entry, find_log, find_policy, read_rows
-from audit.verification import Reader, Verdict, Verification, verify
+from audit.verification import Reader, verify
 from tests.support.audit_logs import (
     ORIGIN,
     alter,

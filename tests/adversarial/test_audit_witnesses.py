@@ -3,6 +3,7 @@
 import hashlib
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import mldsa
 
 from audit import checkpoint, cosignature, note, proof_file, proofs, quorum, trust, witness
 from audit.cosignature import MLDSA44Signer
@@ -144,8 +145,8 @@ def test_a_kind_that_cannot_be_checked_here_counts_for_nothing(monkeypatch: pyte
 
         from_seed_bytes = from_public_bytes
 
-    monkeypatch.setattr(cosignature, "MLDSA44PublicKey", Missing)
-    monkeypatch.setattr(cosignature, "MLDSA44PrivateKey", Missing)
+    monkeypatch.setattr(mldsa, "MLDSA44PublicKey", Missing)
+    monkeypatch.setattr(mldsa, "MLDSA44PrivateKey", Missing)
     found = cosignature.cosignatures_of(opened(data), [HUNGARY.key, signer.key])
     assert [one.key for one in found] == [HUNGARY.key]
     with pytest.raises(NoteRefused, match="no ML-DSA-44"):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from audit import canonical, note, rendering
 from audit.errors import NotCanonical, NoteRefused
+from audit.visible import json_text, visible
 
 KEYS = st.from_regex(r"[a-z][a-z0-9_]{0,63}", fullmatch=True)
 SCALARS = (
@@ -62,7 +63,7 @@ def test_no_bytes_break_a_decoder(data: bytes) -> None:
 
 @given(st.text())
 def test_what_a_terminal_shows_neither_controls_nor_hides(text: str) -> None:
-    shown = rendering.visible(text)
+    shown = visible(text)
     assert all(unicodedata.category(character) not in {"Cc", "Cf", "Zl", "Zp", "Co", "Cn", "Cs"} for character in shown)
 
 
@@ -78,7 +79,7 @@ def test_exports_neutralise_and_give_back(text: str) -> None:
 
 @given(st.dictionaries(KEYS, st.text(), max_size=4))
 def test_one_event_stays_one_line_everywhere(event: dict[str, str]) -> None:
-    line = rendering.json_text(event)
+    line = json_text(event)
     assert len(line.splitlines()) == 1
     assert line.isascii()
     assert line.isprintable()

@@ -8,16 +8,19 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from audit import database, merkle, tiles
-from audit.entry import read_frame
 from audit.events import Actor, Budget, DataOpened, DataRetired, Dataset, LedgerHead, Purpose
+from audit.findings import Verification
+from audit.frame import read_frame
 from audit.log import AuditLog
 from audit.places import Places
 from audit.reading import find_log, find_policy, opening_of, origin_of
 from audit.settings import LogSettings
 from audit.snapshot import Snapshot
 from audit.stored import StoredEntry
-from audit.verification import Reader, Verification, joined, verify
+from audit.verification import Reader, joined, verify
 
 FEDERATION = "heart.example.org"
 PARTY = "cleveland"
@@ -241,3 +244,13 @@ def rewrite(home: Path, leaves: list[bytes]) -> None:
     do("UPDATE cursor SET next_idx = min(next_idx, ?)", (len(leaves),))
     do("COMMIT")
     connection.close()
+
+
+def no_home_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let a command find no home or policy but those that a test makes."""
+    for name, value in {
+        "CONFIDE_HOME": "",
+        "XDG_DATA_HOME": str(tmp_path / "data"),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+    }.items():
+        monkeypatch.setenv(name, value)

@@ -12,10 +12,10 @@ import pytest
 from audit import (
     canonical,
     checkpoint,
+    commitments,
     cosignature,
     merkle,
     note,
-    private,
     proof_file,
     proofs,
     quorum,
@@ -24,8 +24,9 @@ from audit import (
     trust,
     witness,
 )
-from audit.entry import draft_digest, draft_from, draft_of, hash_text, open_leaf, write_leaf
+from audit.entry import draft_digest, draft_from, draft_of, open_leaf, write_leaf
 from audit.errors import EntryRefused, NotCanonical, NoteRefused, ProofRefused
+from audit.frame import hash_text
 from audit.history import History
 from audit.keyring import Keyring
 from audit.tiles import Edge
@@ -98,13 +99,13 @@ def test_a_malformed_verifier_key_is_refused(case: dict[str, Any]) -> None:
 
 def test_a_pseudonym_is_keyed_by_the_person() -> None:
     known = KNOWN["pseudonym"]
-    assert private.pseudonym_of(bytes.fromhex(known["k_subject"]), known["id"]) == known["pseudonym"]
+    assert commitments.pseudonym_of(bytes.fromhex(known["k_subject"]), known["id"]) == known["pseudonym"]
 
 
 @pytest.mark.parametrize("case", KNOWN["commitment"]["cases"])
 def test_a_commitment_is_salted_and_names_its_field(case: dict[str, str]) -> None:
     value = bytes.fromhex(case["value_hex"])
-    assert private.commitment_of(bytes.fromhex(case["salt"]), case["field"], value) == case["commitment"]
+    assert commitments.commitment_of(bytes.fromhex(case["salt"]), case["field"], value) == case["commitment"]
 
 
 def writer_key(name: str, key_id: bytes) -> note.VerifierKey:

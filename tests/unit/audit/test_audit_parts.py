@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from audit import canonical, edge, key_files, note
-from audit.entry import hash_text, write_leaf
+from audit.entry import write_leaf
 from audit.errors import AppendFailed, AuditError, EntryRefused, LogDamaged, NoteRefused, SecondWriter, SettingsUnsafe
 from audit.events import (
     BudgetLeased,
@@ -28,8 +28,9 @@ from audit.events import (
     Purpose,
     UpdateSent,
 )
+from audit.findings import Flaw, Verdict
+from audit.frame import hash_text
 from audit.hand_over import hand_over
-from audit.history import Flaw
 from audit.keyring import Keyring
 from audit.merkle import leaf_hash
 from audit.names import Origin
@@ -38,7 +39,6 @@ from audit.private import PrivateStore
 from audit.reading import find_log, read_rows
 from audit.recording import record
 from audit.trust import format_policy, parse_policy
-from audit.verification import Verdict
 from tests.support.audit_logs import (
     DAEMON,
     FEDERATION,

@@ -11,10 +11,10 @@ from audit import edge, epochs
 from audit.command import main
 from audit.errors import LogBehind, LogDamaged, LogFrozen, SecondWriter, SettingsUnsafe
 from audit.events import Actor
+from audit.findings import Verdict
 from audit.opening import open_store
 from audit.places import Places
 from audit.reading import find_entry, find_log, origin_of
-from audit.verification import Verdict
 from tests.support.audit_logs import (
     HandClock,
     alter,

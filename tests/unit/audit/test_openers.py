@@ -10,11 +10,12 @@ import pytest
 
 from audit import tiles
 from audit.events import KeyAdded, KeyRevoked
+from audit.findings import Verdict, Verification
 from audit.keyring import Keyring
 from audit.note import Ed25519Signer
 from audit.openers import WORTH_ENTRIES, OpenerProcess, open_leaves, open_processes
 from audit.reading import find_log, find_policy, origin_of
-from audit.verification import Reader, Verdict, Verification, verify
+from audit.verification import Reader, verify
 from audit.walk import Opener
 from tests.support.audit_logs import DAEMON, ORIGIN, PARTY, alter, create, draft, event_id, leaves_of, sql
 

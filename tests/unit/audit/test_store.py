@@ -11,10 +11,11 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from audit import database, statements, tables
+from audit.columns import COLUMNS
 from audit.command import main
 from audit.errors import SettingsUnsafe
 from audit.events import DataClosed
-from audit.filters import COLUMNS, Filters
+from audit.filters import Filters
 from audit.migrations import upgrade
 from audit.places import Places
 from audit.projection import NAMES

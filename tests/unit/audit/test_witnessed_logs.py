@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from audit import checkpoint, key_files, note
-from audit.history import Flaw
+from audit.findings import Flaw, Verdict, Verification
 from audit.reading import find_log
 from audit.trust import parse_policy
 from audit.trust_file import write_trust_policy
-from audit.verification import Reader, Verdict, Verification, verify
+from audit.verification import Reader, verify
 from tests.support.audit_logs import ORIGIN, closed_home, create, draft
 
 HUNGARY = note.Ed25519Signer("heart.example.org/hungary/witness", bytes([4]) * 32, note.COSIGNATURE)

@@ -1,0 +1,1 @@
+"""What leaves a log for others: reports, bundles that prove themselves, renderings for other systems."""
