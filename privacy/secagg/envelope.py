@@ -163,8 +163,17 @@ def open_message(kind: type[Body], message: Signed, registry: Registry) -> Opene
     if message.kind != name:
         raise SumRefused("E_KIND", f"a message of kind {message.kind[:16]!a} where {name} was expected")
     body = parse(kind, message.body)
-    verify = registry.coordinator
-    sender = getattr(body, "sender", None)
+    check_signature(message, getattr(body, "sender", None), registry)
+    return Opened(body, message)
+
+
+def check_signature(message: Signed, sender: str | None, registry: Registry) -> None:
+    """Refuse a message whose signature isn't that of an active `sender`, or of the coordinator where there is none.
+
+    Raises:
+        SumRefused: E_UNENROLLED or E_SIG.
+    """
+    name, verify = message.kind, registry.coordinator
     if sender is not None:
         member = registry.members.get(sender)
         if member is None or not member.active:
@@ -172,7 +181,6 @@ def open_message(kind: type[Body], message: Signed, registry: Registry) -> Opene
         verify = member.verify
     if len(message.signature) != SIGNATURE_BYTES or not verify(message.signature, signing_input(name, message.body)):
         raise SumRefused("E_SIG", f"{name}: the signature of {sender or messages.COORDINATOR} doesn't hold")
-    return Opened(body, message)
 
 
 def open_set(

@@ -25,7 +25,7 @@ BOX_BYTES: Final = 32 + DEAL_BYTES + 16
 KEYSTREAM_LIMIT_BYTES: Final = 2**36
 _FIELD_25519: Final = 2**255 - 19
 _HPKE: Final = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
-_ZEROS: Final = memoryview(bytes(2**19))
+ZEROS: Final = memoryview(bytes(2**19))
 
 Verify = Callable[[bytes, bytes], bool]
 """Takes a signature and a message; returns whether the one is of the other."""
@@ -150,18 +150,18 @@ class BoxKey:
 class Keystream:
     """The AES-256-CTR keystream of one key from `byte_offset` on, a multiple of 16."""
 
-    __slots__ = ("_encryptor",)
+    __slots__ = ("update_into",)
 
     def __init__(self, key: Secret | bytes, byte_offset: int = 0) -> None:
         if byte_offset % 16 or not 0 <= byte_offset < KEYSTREAM_LIMIT_BYTES:
             raise ValueError(f"a keystream can't start at byte {byte_offset}")
         raw = key.reveal() if isinstance(key, Secret) else key
         counter = (byte_offset // 16).to_bytes(16, "big")
-        self._encryptor = Cipher(algorithms.AES256(raw), modes.CTR(counter)).encryptor()
+        self.update_into: Final = Cipher(algorithms.AES256(raw), modes.CTR(counter)).encryptor().update_into
 
     def __repr__(self) -> str:
         return "Keystream(<hidden>)"
 
     def write(self, buffer: memoryview) -> None:
         """Fill `buffer` (bytes, at most 512 KiB) with what comes next."""
-        self._encryptor.update_into(_ZEROS[: len(buffer)], buffer)
+        self.update_into(ZEROS[: len(buffer)], buffer)

@@ -13,12 +13,12 @@ import numpy as np
 
 from privacy.secagg.derivation import digest
 from privacy.secagg.errors import SumRefused
-from privacy.secagg.field import Integers, Words, chunk_count, chunk_span, to_words, word_type
-from privacy.secagg.keys import Keystream
-from privacy.secagg.quantize import Points
+from privacy.secagg.field import CHUNK_WORDS, Integers, Words, chunk_count, chunk_span, to_words, word_type
+from privacy.secagg.keys import ZEROS, Keystream
+from privacy.secagg.quantize import Points, Scratch
 from privacy.secagg.secret import Secret
 
-Noise = Callable[[bytes, int, int], Integers]
+Noise = Callable[[bytearray, int, int], Integers]
 """Takes the noise key, a chunk's index and its length; returns its noise."""
 
 BLOCK_BYTES: Final = 2**17
@@ -38,20 +38,21 @@ class Masks:
     def __init__(self, masks: Sequence[Mask], word_bits: int, first_word: int) -> None:
         offset = first_word * word_bits // 8
         self._type = word_type(word_bits)
-        self._streams = [(Keystream(mask.key, offset), np.add if mask.added else np.subtract) for mask in masks]
-        self._buffer = bytearray(BLOCK_BYTES)
+        streams = [(Keystream(mask.key, offset), mask.added) for mask in masks]
+        self._streams = [(stream.update_into, np.add if added else np.subtract) for stream, added in streams]
+        self._buffer = memoryview(bytearray(BLOCK_BYTES))
+        self._words = np.frombuffer(self._buffer, dtype=self._type)
 
     def apply(self, words: Words) -> None:
         """Add the next stretch of every stream to `words`, in place; but for the last, 16 bytes or a multiple."""
-        step = BLOCK_BYTES // self._type.itemsize
-        buffer = memoryview(self._buffer)
+        step = len(self._words)
         for start in range(0, len(words), step):
             block = words[start : start + step]
-            view = buffer[: block.nbytes]
-            stream_words = np.frombuffer(view, dtype=self._type)
-            for stream, combine in self._streams:
-                stream.write(view)
-                combine(block, stream_words, out=block)
+            buffer, stream_words = self._buffer[: block.nbytes], self._words[: len(block)]
+            zeros = ZEROS[: block.nbytes]
+            for update_into, combine in self._streams:
+                update_into(zeros, buffer)
+                combine(block, stream_words, block)
 
 
 def pair_mask(key: Secret, own: str, peer: str) -> Mask:
@@ -154,12 +155,13 @@ class MaskJob:
         if self.spent:
             raise SumRefused("E_PHASE", "the masks of this sum were wiped")
         masks = Masks(self._masks, self._word_bits, chunk_span(start, self.dim)[0])
+        whole, scratch = np.empty(CHUNK_WORDS, dtype=word_type(self._word_bits)), Scratch()
         for index in range(start, self.chunks_count if stop is None else stop):
             first, behind = chunk_span(index, self.dim)
-            points = self._points.chunk(index)
+            words = whole[: behind - first]
+            self._points.write(index, words, scratch)
             if self._noise is not None:
-                points += self._noise(bytes(self._noise_key.reveal()), index, behind - first)
-            words = to_words(points, self._word_bits)
+                words += to_words(self._noise(self._noise_key.reveal(), index, behind - first), self._word_bits)
             masks.apply(words)
             data = words.tobytes()
             self.payload.add(index, data)

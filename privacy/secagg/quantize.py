@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privacy.secagg.errors import SumRefused
-from privacy.secagg.field import CHUNK_WORDS, Integers, chunk_count, chunk_span
+from privacy.secagg.field import CHUNK_WORDS, Integers, Words, chunk_count, chunk_span, to_words
 from privacy.secagg.keys import Keystream
 from privacy.secagg.secret import Secret
 
@@ -22,6 +22,7 @@ Vector = NDArray[np.float32] | NDArray[np.float64] | NDArray[np.int64]
 
 NORM_MARGIN: Final = 1 + 2.0**-40
 SHRINK_STEP: Final = 1 - 2.0**-12
+BLOCK_WORDS: Final = 16_384
 
 
 class Rounding(StrEnum):
@@ -57,9 +58,10 @@ class Grid:
         """Return D: with more, adding the dither could carry beyond q_max."""
         return min(32, 53 - self.q_max.bit_length())
 
-    def scaled(self, values: NDArray[Any]) -> NDArray[np.float64]:
-        """Return `values` in steps of the grid, before clamping, as a new array."""
-        scaled = values.astype(np.float64)
+    def scaled(self, values: NDArray[Any], out: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+        """Return `values` in steps of the grid, before clamping, in `out` or a new array."""
+        scaled = np.empty(values.shape, dtype=np.float64) if out is None else out
+        np.copyto(scaled, values)
         with np.errstate(over="ignore"):  # what overflows is beyond every clip, and is clamped
             for factor in (self.weight, self.shrink):
                 if factor != 1.0:
@@ -67,26 +69,44 @@ class Grid:
             scaled *= math.ldexp(1.0, self.scale_log2) / self.clip
         return scaled
 
-    def points(self, values: NDArray[Any], dither: NDArray[np.uint32] | None) -> Integers:
-        """Return the points of `values`.
+    def holds(self, values: NDArray[Any]) -> bool:
+        """Return whether all `values` are numbers within ±q_max; scaling keeps their order, so the ends decide."""
+        ends = self.scaled(np.array([values.max(), values.min()]))  # either is NaN if any value is
+        return bool(np.abs(ends).max() <= self.q_max)
+
+    def rounded(
+        self, values: NDArray[Any], dither: NDArray[np.uint32] | None, scratch: "Scratch"
+    ) -> NDArray[np.float64]:
+        """Return the points of at most a block of `values` as whole numbers in binary64, in `scratch`.
 
         Args:
-            values: Finite numbers; integers where the rounding is `integer`.
+            values: Finite numbers.
             dither: A random word for each, where the rounding is stochastic.
+            scratch: Memory that the next call writes over.
         """
-        if self.rounding is Rounding.INTEGER:
-            return values.astype(np.int64)
-        scaled = self.scaled(values)
-        np.clip(scaled, -self.q_max, self.q_max, out=scaled)
+        scaled = self.scaled(values, scratch.scaled[: len(values)])
+        if not self.holds(values):
+            np.clip(scaled, -self.q_max, self.q_max, out=scaled)
         if dither is None:
-            np.rint(scaled, out=scaled)
-        else:
-            bits = self.dither_bits
-            fraction = (dither >> np.uint32(32 - bits)).astype(np.float64)
-            fraction *= 2.0**-bits
-            scaled += fraction
-            np.floor(scaled, out=scaled)
-        return scaled.astype(np.int64)
+            return np.rint(scaled, out=scaled)
+        bits, top, fraction = self.dither_bits, scratch.top[: len(values)], scratch.fraction[: len(values)]
+        np.right_shift(dither, np.uint32(32 - bits), out=top)
+        np.copyto(fraction, top if bits == 32 else top.view(np.int32))  # signed words convert faster
+        fraction *= 2.0**-bits
+        scaled += fraction
+        return np.floor(scaled, out=scaled)
+
+
+class Scratch:
+    """Memory for one block, used again and again; never by two threads."""
+
+    def __init__(self) -> None:
+        self.scaled: Final = np.empty(BLOCK_WORDS)
+        self.fraction: Final = np.empty(BLOCK_WORDS)
+        self.top: Final = np.empty(BLOCK_WORDS, dtype=np.uint32)
+        self.narrow: Final = np.empty(BLOCK_WORDS, dtype=np.int32)
+        self.drawn: Final = bytearray(4 * CHUNK_WORDS)
+        self.dither: Final = np.frombuffer(self.drawn, dtype=np.uint32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +152,7 @@ def inspect(
     counts = np.zeros(len(starts), dtype=np.int64)
     for number, chunk in enumerate(chunks_of(values)):
         beyond = _beyond(chunk, grid)
-        if beyond.any():
+        if beyond is not None:
             places = np.flatnonzero(beyond) + number * CHUNK_WORDS
             counts += np.bincount(np.searchsorted(starts, places, side="right") - 1, minlength=len(starts))
     clamped = Clamped(tuple(int(count) for count in counts))
@@ -145,10 +165,13 @@ def inspect(
     return clamped
 
 
-def _beyond(chunk: Vector, grid: Grid) -> NDArray[np.bool_]:
+def _beyond(chunk: Vector, grid: Grid) -> NDArray[np.bool_] | None:
+    """Return which values lie beyond the grid, or None if none does."""
     if grid.rounding is Rounding.INTEGER:
-        integers = chunk.astype(np.int64)
-        return (integers > grid.q_max) | (integers < -grid.q_max)  # not abs(): −2^63 has none
+        inside = int(chunk.max()) <= grid.q_max and int(chunk.min()) >= -grid.q_max  # not abs(): −2^63 has none
+        return None if inside else (chunk > grid.q_max) | (chunk < -grid.q_max)
+    if grid.holds(chunk):
+        return None
     if not np.isfinite(chunk).all():
         raise SumRefused("E_RANGE", "the update holds a value that isn't finite")
     return np.abs(grid.scaled(chunk)) > grid.q_max
@@ -182,15 +205,47 @@ class Points:
         Raises:
             ValueError: The points were dropped.
         """
+        points = np.empty(len(self._span(index)), dtype=np.int64)
+        for block, whole in self._blocks(index, Scratch()):
+            points[block] = whole
+        return points
+
+    def write(self, index: int, words: Words, scratch: Scratch) -> None:
+        """Fill `words` with the points of one chunk modulo 2^w, in blocks that stay in the processor's cache.
+
+        Raises:
+            ValueError: The points were dropped.
+        """
+        narrow = words.dtype == np.uint32 and self._grid.rounding is not Rounding.INTEGER and self._grid.q_max < 2**31
+        for block, whole in self._blocks(index, scratch):
+            if narrow:
+                fitting = scratch.narrow[: len(whole)]
+                np.copyto(fitting, whole, casting="unsafe")
+                words[block] = fitting.view(np.uint32)
+            else:
+                words[block] = to_words(whole.astype(np.int64), words.dtype.itemsize * 8)
+
+    def _span(self, index: int) -> range:
+        return range(*chunk_span(index, len(self._kept())))
+
+    def _kept(self) -> Vector:
         if self._values is None:
             raise ValueError("these points were dropped")
-        start, stop = chunk_span(index, len(self._values))
-        dither = None
-        if self._grid.rounding is Rounding.STOCHASTIC:
-            drawn = bytearray(4 * (stop - start))
-            Keystream(self._key, 4 * start).write(memoryview(drawn))
-            dither = np.frombuffer(drawn, dtype=np.uint32)
-        return self._grid.points(self._values[start:stop], dither)
+        return self._values
+
+    def _blocks(self, index: int, scratch: Scratch) -> Iterator[tuple[slice, NDArray[Any]]]:
+        """Yield the points of one chunk block by block, as whole numbers of some type."""
+        span, grid = self._span(index), self._grid
+        chunk, dither = self._kept()[span.start : span.stop], None
+        if grid.rounding is Rounding.STOCHASTIC:
+            Keystream(self._key, 4 * span.start).write(memoryview(scratch.drawn)[: 4 * len(span)])
+            dither = scratch.dither
+        for start in range(0, len(span), BLOCK_WORDS):
+            block = slice(start, min(start + BLOCK_WORDS, len(span)))
+            if grid.rounding is Rounding.INTEGER:
+                yield block, chunk[block]
+            else:
+                yield block, grid.rounded(chunk[block], None if dither is None else dither[block], scratch)
 
     def norm_sq(self) -> int:
         """Return the squared norm of all points, exactly (below 2^44 a coordinate, so that a chunk fits int64)."""

@@ -86,13 +86,13 @@ class Site:
         name: The site's id.
         signer: Its signing key; not the one of its TLS certificate.
         random: The operating system's generator.
-        noise: The sampler of shared noise, where the site takes part in such sums.
+        noise: Gives the sampler of shared noise of a variance, where the site takes part in such sums.
     """
 
     name: str
     signer: Signer
     random: RandomSource
-    noise: Noise | None = None
+    noise: Callable[[int], Noise] | None = None
 
     def step(self, state: State, event: Event, *, now_ms: int) -> Step:
         """Return the state after `event` and what to do, in order. The old state is used up.
@@ -281,7 +281,7 @@ class Site:
             masks,
             dim=plan.dim,
             word_bits=plan.word_bits,
-            noise=self.noise if distributed else None,
+            noise=self.noise(plan.dp.sigma_sq) if distributed and self.noise is not None else None,
             noise_key=noise_key,
         )
 

@@ -181,7 +181,9 @@ class SiteRun:
         return None if self.closed is None else self.closed.code
 
 
-def site_run(name: str, update: Any, registry: Registry, *, noise: Noise | None = None, seed: str = "") -> SiteRun:
+def site_run(
+    name: str, update: Any, registry: Registry, *, noise: Callable[[int], Noise] | None = None, seed: str = ""
+) -> SiteRun:
     site = Site(name, key_of(name), InsecureSeededRandom(seed + name), noise)
     return SiteRun(site, update, registry)
 
@@ -333,7 +335,7 @@ def federation_of(
     plan: SumPlan,
     updates: Mapping[str, Any] | None = None,
     *,
-    noise: Noise | None = None,
+    noise: Callable[[int], Noise] | None = None,
     seed: str = "",
 ) -> Federation:
     names = plan.invited

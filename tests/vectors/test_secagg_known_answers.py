@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from privacy.noise.noise_shares import Bands, NoiseShares
 from privacy.secagg import digests
 from privacy.secagg.deal_tree import deal_leaf, root_from, tree_paths, tree_root
 from privacy.secagg.derivation import derive_key, digest
@@ -181,6 +182,13 @@ def test_masked_vectors_and_their_sums_are_those_of_the_vectors() -> None:
         off.append(Mask(put_in.key, added=not put_in.added))
     Masks(off, 32, 0).apply(left)
     assert centred(left).tolist() == group["sum_without_beta"]
+
+
+@pytest.mark.parametrize("case", KAT["discrete_gaussian"]["cases"], ids=lambda case: str(case["sigma_sq"]))
+def test_noise_is_that_of_the_vectors_on_both_ways_of_deciding(case: dict[str, Any]) -> None:
+    key, chunk, wanted = raw(KAT["discrete_gaussian"]["noise_key"]), case["chunk"], case["samples"]
+    assert NoiseShares(case["sigma_sq"])(key, chunk, 65_536)[:16].tolist() == wanted
+    assert NoiseShares(case["sigma_sq"], Bands(logarithm=1e40))(key, chunk, 16).tolist() == wanted
 
 
 def test_a_keystream_starts_at_any_block() -> None:

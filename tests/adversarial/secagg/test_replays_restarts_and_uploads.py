@@ -466,7 +466,7 @@ def test_a_retry_charges_again() -> None:
     noise |= {"sigma_sq": (bound**2 + 16 + 1) // 2, "norm_sq_max": bound**2}
     plan = plan_for(FOUR, 5, colluding=1, dropouts=1, dp=noise)
     zeros = {name: np.zeros(5) for name in FOUR}
-    found = until(federation_of(plan, zeros, noise=lambda *_: np.zeros(5, dtype=np.int64)), "mask")
+    found = until(federation_of(plan, zeros, noise=lambda _: lambda *_: np.zeros(5, dtype=np.int64)), "mask")
     relay, run = found.relayed["s000"], found.sites["s000"]
     run.tell(at.SharesShown(relay.messages, relay.boxes, None))
     assert run.code == "E_BUDGET"
@@ -683,7 +683,7 @@ def test_an_update_that_cannot_be_brought_within_its_norm_leaves_no_secret(monke
     noise |= {"sigma_sq": (bound**2 + 17) // 2, "norm_sq_max": bound**2}
     plan = plan_for(FOUR, 5, colluding=1, dropouts=1, dp=noise)
     updates = {name: np.full(5, 0.9) for name in FOUR}
-    found = until(federation_of(plan, updates, noise=lambda *_: np.zeros(5, dtype=np.int64)), "mask")
+    found = until(federation_of(plan, updates, noise=lambda _: lambda *_: np.zeros(5, dtype=np.int64)), "mask")
     run, relay = found.sites["s000"], found.relayed["s000"]
     monkeypatch.setattr(site, "MOST_SHRINKS", 0)
     run.tell(at.SharesShown(relay.messages, relay.boxes, "lease-1"))

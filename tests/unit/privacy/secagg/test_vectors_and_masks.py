@@ -14,7 +14,7 @@ from privacy.secagg.errors import SumRefused
 from privacy.secagg.field import CHUNK_WORDS, centred, chunk_count, to_words, word_type
 from privacy.secagg.keys import Keystream
 from privacy.secagg.masking import Mask, MaskJob, Masks, Payload
-from privacy.secagg.quantize import Grid, Points, Rounding, inspect, shrink_to
+from privacy.secagg.quantize import Grid, Points, Rounding, Scratch, inspect, shrink_to
 from privacy.secagg.secret import Secret
 from privacy.secagg.sums import Accumulator, Stage, SumFigures, SumInspection, check_bounds
 from tests.support.secure_sums import integers
@@ -105,7 +105,7 @@ def test_noise_is_added_before_the_masks_and_repeats_on_a_resend() -> None:
     asked: list[tuple[bytes, int, int]] = []
 
     def noise(key: bytes, index: int, count: int) -> Any:
-        asked.append((key, index, count))
+        asked.append((bytes(key), index, count))
         return np.full(count, 7 + index, dtype=np.int64)
 
     points = Points(np.zeros(CHUNK_WORDS + 2, dtype=np.int64), WHOLE, secret(1))
@@ -141,19 +141,19 @@ def test_the_largest_dither_never_carries_beyond_the_largest_point(bits: int) ->
     grid = Grid(1.0, 1, q_max, Rounding.STOCHASTIC)
     largest = np.array([1e300, -1e300])
     for word in (0, 2**32 - 1):
-        points = grid.points(largest, np.full(2, word, dtype=np.uint32))
+        points = grid.rounded(largest, np.full(2, word, dtype=np.uint32), Scratch())
         assert points.tolist() == [q_max, -q_max]
 
 
 def test_nearest_rounds_half_to_even_and_integers_have_no_grid() -> None:
     grid = Grid(4.0, 2, 4, Rounding.NEAREST)
-    assert grid.points(np.array([0.5, 1.5, 2.5, -0.5, 9.0]), None).tolist() == [0, 2, 2, 0, 4]
+    assert grid.rounded(np.array([0.5, 1.5, 2.5, -0.5, 9.0]), None, Scratch()).tolist() == [0, 2, 2, 0, 4]
     assert Points(np.array([-3, 8], dtype=np.int64), WHOLE, secret(1)).chunk(0).tolist() == [-3, 8]
 
 
 def test_weight_and_shrink_scale_an_update_before_it_is_rounded() -> None:
     grid = Grid(1.0, 4, 16, Rounding.NEAREST, weight=0.5, shrink=0.5)
-    assert grid.points(np.array([1.0, -1.0]), None).tolist() == [4, -4]
+    assert grid.rounded(np.array([1.0, -1.0]), None, Scratch()).tolist() == [4, -4]
 
 
 @pytest.mark.parametrize(
