@@ -24,6 +24,7 @@ from federation.edge.files import make_folder, read_secret, write_whole
 from federation.errors import CheckFailed, ConfideError, ConfigurationWrong, InvalidInput
 from privacy.accounting.convert import nano
 from privacy.accounting.events import Gaussian
+from privacy.errors import PrivacyError
 from site_client.budget.store import BudgetStore
 from site_client.data.data_map import DataMap
 from site_client.data.definition import Definition, Split, SplitByColumn, SplitByHash
@@ -36,6 +37,7 @@ NO_VERSION: Final = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495
 """The hash of no bytes: names the content of a data set that wasn't read yet."""
 SPLIT_KEY: Final = "split.key"
 COUNT_NOISE: Final = 30
+BROKE: Final = "CFD-G01"
 """Deviation of the noise on a count of units (privacy design, 4.2)."""
 
 
@@ -249,12 +251,23 @@ class DataOffice:
         return units
 
     def _noisy_count(self, store: BudgetStore, wish: Wish, intake: Intake) -> int:
-        store.charge(
-            f"{wish.name}/units/{secrets.token_hex(8)}",
-            wish.name,
-            Gaussian(noise_multiplier=float(COUNT_NOISE)),
-            purpose="number of units",
-        )
+        try:
+            store.charge(
+                f"{wish.name}/units/{secrets.token_hex(8)}",
+                wish.name,
+                Gaussian(noise_multiplier=float(COUNT_NOISE)),
+                purpose="number of units",
+            )
+        except PrivacyError as problem:
+            self._record(
+                events.BudgetExhausted,
+                decision="refused",
+                code=problem.code,
+                cause=problem.cause,
+                dataset=_dataset(wish.name, intake.version),
+                budget=_budget_part(store, wish.name, None),
+            )
+            raise
         self._record(
             events.BudgetCharged,
             dataset=_dataset(wish.name, intake.version),
@@ -281,7 +294,7 @@ class DataOffice:
             files_same = tuple(hash_file(part) for part in parts) == version.files
             intake = None if files_same and sound else take_in(parts, definition, self._progress)
         except ConfideError as fault:
-            self._close(opened, name, _hash(version.version))
+            self._close(opened, name, _hash(version.version), code=fault.code)
             self._verified(name, version.version, same=False)
             raise CheckFailed("CFD-D21", f"data set {name} can't be read as registered: {fault.message}") from None
         self._close(opened, name, _hash(version.version))
@@ -320,21 +333,32 @@ class DataOffice:
     def _read(self, name: str, before: str, path: Path, definition: Definition, *, mode: str) -> Intake:
         """Read the files between `data.opened` and `data.closed`."""
         opened = self._open(name, before, mode)
+        code: str | None = BROKE
         records: int | None = None
         try:
             intake = take_in(find(path, definition), definition, self._progress)
-            records = intake.report.rows_read
+            records, code = intake.report.rows_read, None
+        except ConfideError as problem:
+            code = problem.code
+            raise
         finally:
-            self._close(opened, name, before, records)
+            self._close(opened, name, before, records, code=code)
         return intake
 
     def _open(self, name: str, version: str, mode: str) -> int:
         return self._record(events.DataOpened, dataset=events.Dataset(id=name, version=version), mode=mode)
 
-    def _close(self, opened: int, name: str, version: str, records: int | None = None) -> None:
+    def _close(
+        self, opened: int, name: str, version: str, records: int | None = None, *, code: str | None = None
+    ) -> None:
         private = None if records is None else self._commitments(records=str(records))
         self._record(
-            events.DataClosed, opened=opened, dataset=events.Dataset(id=name, version=version), private=private
+            events.DataClosed,
+            decision="allowed" if code is None else "failed",
+            code=code,
+            opened=opened,
+            dataset=events.Dataset(id=name, version=version),
+            private=private,
         )
 
     def _verified(self, name: str, version: str, *, same: bool) -> None:

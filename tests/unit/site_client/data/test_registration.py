@@ -10,6 +10,7 @@ import pytest
 
 from federation.edge.clock import SystemClock
 from federation.errors import CheckFailed, ConfigurationWrong, InvalidInput
+from privacy.errors import PrivacyError
 from site_client.budget.store import BudgetStore
 from site_client.data.data_map import plain_map
 from site_client.data.prepared import FOLDER, load_rows
@@ -95,6 +96,8 @@ def test_a_refused_file_is_opened_and_closed_in_the_log_and_leaves_nothing_else(
     with pytest.raises(InvalidInput, match="is not a number"):
         office.add(wish(bad))
     assert site_homes.actions(home) == ["data.opened", "data.closed"]
+    closed = site_homes.events(home)[-1]
+    assert (closed["decision"], closed["code"][:5]) == ("failed", "CFD-D")
     assert office.registry.all() == []
     assert not (home / FOLDER).exists()
     assert not (home / "ledger.db").exists()
@@ -208,6 +211,18 @@ def test_data_sets_on_the_same_people_share_one_budget(home: Path, office: DataO
     store = ledger(home)
     assert store.show("blood").population == store.show("blood-2").population
     store.close()
+
+
+def test_a_count_that_the_budget_does_not_cover_is_refused_on_the_record(
+    home: Path, office: DataOffice, blood: Path
+) -> None:
+    with pytest.raises(PrivacyError):
+        office.add(wish(blood, units="dp", epsilon=1e-3))
+    exhausted = site_homes.events(home)[-1]
+    assert (exhausted["action"], exhausted["decision"], exhausted["cause"]) == (
+        "budget.exhausted", "refused", "DP_BUDGET"
+    )  # fmt: skip
+    assert exhausted["budget"]["total_eps_nano"] == 0
 
 
 def test_a_noisy_count_is_charged_and_recorded_before_it_is_told(home: Path, office: DataOffice, blood: Path) -> None:
