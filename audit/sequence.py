@@ -80,7 +80,8 @@ class SequenceRules:
         eps_nano: int = event["budget"]["eps_nano"]
         match event["action"]:
             case "budget.reserved":
-                self._reserved[key] = eps_nano
+                # Training and evaluations of a job are reserved apart, and their figures aren't added up.
+                self._reserved[key] = max(eps_nano, self._reserved.get(key, 0))
             case "budget.leased":
                 if eps_nano > self._reserved.get(key, -1):
                     self._flaw(index, f"job {key[0]} leased more of {key[1]} than was reserved")

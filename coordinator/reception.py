@@ -23,6 +23,7 @@ from coordinator.store import Store
 from coordinator.submission import model_layout
 from coordinator.updates import UPDATE_HEADER_BYTES
 from federation import contract, plan
+from federation.audit_parts import code_text
 from federation.edge.logs import Log
 from federation.enrolment_messages import RenewReply, RenewRequest
 from federation.errors import PeerMisbehaved
@@ -201,12 +202,14 @@ class Reception:
         record = self._job_of(site, answer.job)
         if answer.plan_digest != record.plan_digest:
             raise PeerMisbehaved("CFD-J02", f"site {site} answered to another plan than that of job {answer.job}")
-        if record.job.state not in _LIVE:
-            return  # the job is over; the site was told
         refused = answer.decision is Decision.REFUSED
         code = (answer.reasons[0].code if answer.reasons else "CFD-J06") if refused else None
         if answer.decision is not Decision.PARKED:
-            self._recorder.job_answered(record, site, message.body, _audit_code(code))
+            self._recorder.job_answered(
+                record, site, message.body, None if code is None else code_text(code, other="CFD-J06")
+            )
+        if record.job.state not in _LIVE:
+            return  # the job is over; the site was told
         self._store.jobs.save_answer(record.id, site, message.body, message.signature)
         if self._conductor is not None:
             self._conductor.answered(record.id, site, _ANSWERS[answer.decision], _lines(answer.reasons))
@@ -216,8 +219,8 @@ class Reception:
         standing = record.job.sites[site].state
         if record.job.state not in _LIVE or standing is SiteState.REFUSED:
             return
-        code = _audit_code(status.reason.code)
-        self._recorder.job_answered(record, site, encode_body(status), code or "CFD-J06")
+        code = code_text(status.reason.code, other="CFD-J06")
+        self._recorder.job_answered(record, site, encode_body(status), code)
         if self._conductor is not None:
             self._conductor.answered(record.id, site, SiteEvent.REFUSE, _lines((status.reason,)))
 
@@ -257,12 +260,3 @@ class Reception:
 
 def _lines(reasons: tuple[Reason, ...]) -> tuple[str, ...]:
     return tuple(f"{reason.code}: {reason.text}" if reason.text else reason.code for reason in reasons)
-
-
-def _audit_code(code: str | None) -> str | None:
-    """Return a site's code if the audit log can hold it, else ours for a refusal."""
-    if code is None:
-        return None
-    number = code.removeprefix("CFD-")
-    known = code.startswith("CFD-") and number[:1].isupper() and number[1:].isdigit() and len(number) in (3, 4)
-    return code if known else "CFD-J06"

@@ -29,11 +29,13 @@ from coordinator.site_machine import SiteState
 from coordinator.store import Store
 from coordinator.updates import CombineRobustly, Updates
 from federation import canonical
+from federation.audit_parts import code_text
 from federation.edge.clock import Clock
 from federation.errors import OutOfOrder
 from federation.messages import (
     BlobReference,
     JobId,
+    Outcome,
     Phase,
     PhaseReply,
     PhaseRequest,
@@ -224,7 +226,7 @@ class RoundWork:
         found = attempt.round
         actions: tuple[round_machine.RoundStep, ...] = ()
         for site, reply in self._again(attempt).items():
-            found, actions = round_machine.step(found, self._updates.judge(site, reply))
+            found, actions = round_machine.step(found, self._judge(attempt, site, reply))
         while not _decided(found):
             outcome = next(heard, None)
             if outcome is None:
@@ -232,13 +234,22 @@ class RoundWork:
             elif outcome.reply is not None:
                 self._keep(outcome)
                 self._trained[outcome.site] = outcome.reply
-                found, actions = round_machine.step(found, self._updates.judge(outcome.site, outcome.reply))
+                found, actions = round_machine.step(found, self._judge(attempt, outcome.site, outcome.reply))
             elif outcome.refused is not None:
+                self._broke(attempt, outcome.site, Phase.TRAIN, outcome.refused)
                 bad = round_machine.FoundBad(outcome.site, f"training, {cause_of(outcome.refused)}")
                 found, actions = round_machine.step(found, bad)
             elif outcome.silence is Silence.LOST:
                 found, actions = round_machine.step(found, round_machine.SiteLost(outcome.site))
         return self._closed(attempt, found, actions)
+
+    def _judge(
+        self, attempt: AttemptRecord, site: SiteId, reply: PhaseReply
+    ) -> round_machine.Answered | round_machine.FoundBad:
+        """Return what an answer to the training is; an update is recorded where it is judged, a failure here."""
+        if reply.outcome is Outcome.FAILED:
+            self._broke(attempt, site, Phase.TRAIN, None if reply.reason is None else reply.reason.code)
+        return self._updates.judge(site, reply)
 
     def _closed(
         self, attempt: AttemptRecord, found: Round, actions: Sequence[round_machine.RoundStep]
@@ -357,7 +368,11 @@ class RoundWork:
             if outcome.reply is not None:
                 self._keep(outcome)
                 figures.take(outcome.site, outcome.reply)
+                if outcome.reply.outcome is Outcome.FAILED:
+                    reason = outcome.reply.reason
+                    self._broke(attempt, outcome.site, Phase.EVALUATE, None if reason is None else reason.code)
             elif outcome.refused is not None:
+                self._broke(attempt, outcome.site, Phase.EVALUATE, outcome.refused)
                 figures.refused(outcome.site, outcome.refused)
             else:
                 self._missed(attempt, outcome.site, Phase.EVALUATE, lost=outcome.silence is Silence.LOST)
@@ -376,6 +391,10 @@ class RoundWork:
     def _missed(self, attempt: AttemptRecord, site: SiteId, phase: Phase, *, lost: bool) -> None:
         code = "CFD-R09" if lost else "CFD-R08"
         self._recorder.site_missed(attempt, site, phase.value, code=code, lost=lost)
+
+    def _broke(self, attempt: AttemptRecord, site: SiteId, phase: Phase, code: str | None) -> None:
+        """Record that a site answered with a failure, or refused the request, and so is missing in the phase."""
+        self._recorder.site_missed(attempt, site, phase.value, code=code_text(code or "", other="CFD-R54"), lost=False)
 
     # --- 9: close ---------------------------------------------------------------------------------------------
 

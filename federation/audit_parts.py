@@ -1,7 +1,17 @@
 """Parts of entries that the coordinator and the sites write alike; pure."""
 
+import re
+from typing import Final
+
 from audit import events
 from federation.plan_fields import Purpose
+
+_CODE: Final = re.compile(r"CFD-[A-Z][0-9]{2,3}", re.ASCII)
+
+
+def code_text(code: str, *, other: str) -> str:
+    """Return another party's code if an entry can hold it, else our own code `other`."""
+    return code if _CODE.fullmatch(code) else other
 
 
 def hash_text(digest: str) -> str:

@@ -16,6 +16,7 @@ from federation.errors import InvalidInput
 from federation.messages import Answer, Decision, JobId, PreviewReply, PreviewRequest, Reason
 from federation.policy import within_hours
 from privacy.accounting.convert import nano
+from privacy.accounting.entries import Use
 from privacy.errors import LedgerMisused, PrivacyError
 from site_client import offers, session_machine
 from site_client.jobs import approval_part
@@ -187,15 +188,17 @@ class Desk:
             ledger.mark_unbounded(candidate.name, reason="exact evaluation", job=stored.job, use="evaluate")
         if trains_unbounded or evaluates_unbounded:
             self._site.records.unbounded(dataset, self._site.unbounded_part(candidate.name, unit))
+        uses: tuple[Use, ...]
         if judged.schedule is not None:
             ledger.reserve_job(stored.job, stored.plan_digest, candidate.name, judged.schedule, judged.evaluations)
-            part = ledger.audit_part(stored.job)
+            uses = ("train",) if judged.evaluations is None else ("train", "evaluate")
         elif judged.evaluations is not None:
             ledger.reserve_evaluations(stored.job, stored.plan_digest, candidate.name, judged.evaluations)
-            part = ledger.audit_part(stored.job, "evaluate")
+            uses = ("evaluate",)
         else:
             return None
-        self._site.records.reserved(stored.job, dataset, part)
+        for use in uses:
+            self._site.records.reserved(stored.job, dataset, ledger.audit_part(stored.job, use, whole=True))
         return stored.job
 
     def _exhausted(self, stored: StoredJob, judged: Judgement, dataset: events.Dataset, problem: PrivacyError) -> None:

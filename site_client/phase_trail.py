@@ -11,6 +11,7 @@ from typing import Final
 from audit.errors import AuditError
 from audit.receipt import Receipt
 from federation.messages import BlobReference, EvaluationCounts, Phase, PhaseRequest
+from privacy.accounting.convert import nano
 from privacy.accounting.entries import Use
 from privacy.errors import PrivacyError
 from site_client.budget.leases import RoundLeases
@@ -82,7 +83,8 @@ class PhaseTrail:
         budget: dict[str, object] | None = None
         leased: Future[Receipt] | None = None
         if steps is not None:
-            budget = {**budget_part(site, facts, self.use), "steps": steps}
+            most = nano(site.ledger.epsilon_with(facts.job, steps, self.use))
+            budget = {**budget_part(site, facts, self.use), "steps": steps, "eps_nano": most}
             leased = site.records.leased(facts.job, self._work.round, facts.dataset, budget)
         receipt = site.records.opened(
             facts.job,

@@ -378,9 +378,21 @@ class BudgetStore:
         version = newest_version(self._state, data_set).version
         return Reserved(data_set, version, tuple(use for use in uses if ledger.reservation_name(job, use) in known))
 
-    def audit_part(self, job: str, use: Use = "train") -> dict[str, object]:
-        """Return the `budget` part of an audit event about a job: ε of the job at this site so far, and the head."""
+    def epsilon_with(self, job: str, more_steps: int, use: Use = "train") -> float:
+        """Return ε of a job here once `more_steps` are charged beyond those that are."""
         reservation = self._reservation(job, use)
+        return job_epsilon(reservation, reservation.leased + more_steps)
+
+    def audit_part(self, job: str, use: Use = "train", *, whole: bool = False) -> dict[str, object]:
+        """Return the `budget` part of an audit event about a job, and the ledger's head.
+
+        Args:
+            job: The job.
+            use: Training or evaluation.
+            whole: ε and steps of all that is reserved, instead of what is charged so far.
+        """
+        reservation = self._reservation(job, use)
+        steps = reservation.leased + reservation.remaining if whole else reservation.leased
         version = newest_version(self._state, reservation.body.data_set)
         policy = self._state.active_policies(version.population)[0]
         figures: PolicyFigures = policy_figures(self._state, policy, reservation.body.atoms, use)
@@ -389,9 +401,9 @@ class BudgetStore:
             "policy": policy.body.policy,
             "trust": policy.body.trust,
             "unit": policy.body.unit,
-            "eps_nano": nano(job_epsilon(reservation, reservation.leased)),
+            "eps_nano": nano(job_epsilon(reservation, steps)),
             "delta_e15": round(reservation.body.delta * 1e15),
-            "steps": reservation.leased,
+            "steps": steps,
             "lost_steps": reservation.lost,
             "total_eps_nano": nano(figures.epsilon_spent),
             "left_eps_nano": nano(figures.epsilon_left),

@@ -303,6 +303,19 @@ def test_the_audit_part_names_the_head_and_the_epsilon_of_the_job(store: BudgetS
     assert 0 < part["eps_nano"] == part["total_eps_nano"] < 2 * 10**9
 
 
+def test_what_was_spent_is_below_what_a_round_may_take_and_that_below_what_is_reserved(store: BudgetStore) -> None:
+    store.reserve("j1", "d", "heart", schedule())
+    reserved = store.audit_part("j1", whole=True)
+    may_take = store.epsilon_with("j1", 5)
+    store.used(store.lease("j1", 0, 3))
+    spent = store.audit_part("j1")["eps_nano"]
+    assert isinstance(reserved["eps_nano"], int)
+    assert isinstance(spent, int)
+    assert 0 < spent < may_take * 1e9 < reserved["eps_nano"] <= 2 * 10**9
+    assert reserved["steps"] == 20
+    assert store.audit_part("j1", whole=True)["eps_nano"] == reserved["eps_nano"]
+
+
 def test_a_ledger_older_than_its_witnessed_head_is_refused(store: BudgetStore) -> None:
     head = store.head()
     store.check_witnessed(head)
