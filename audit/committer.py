@@ -11,10 +11,10 @@ Not here: which drafts a log takes, and what it records of itself (`log`).
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from audit import canonical, durable, entry, events, frame, merkle, note
 from audit import checkpoint as checkpoints
@@ -29,10 +29,12 @@ from audit.places import Places
 from audit.projector import BEHIND, Projector
 from audit.receipt import Receipt, issue
 from audit.settings import LogSettings
+from audit.snapshot import Snapshot
 from audit.storage import Batch, OutcomeUnknown, Store
 from audit.stored import Head, WriterRow
 from audit.tiles import Edge, Growth
 
+T = TypeVar("T")
 MAX_BATCH_ENTRIES: Final = 512
 MAX_BATCH_BYTES: Final = 4 << 20
 CLOCK_JUMP_US: Final = 2_000_000
@@ -182,6 +184,27 @@ class Committer:
             AppendFailed: The log is closed, or it couldn't be stored.
         """
         self._ask(lambda: self._store.keep_checkpoint(size, cosigned, quorum=quorum))
+
+    def read(self, work: Callable[[Snapshot], T]) -> T:
+        """Return what `work` reads of the log as it is now, on the committer's own thread: `work` must be quick.
+
+        Raises:
+            AuditError: The log is closed, or can't be read.
+        """
+        found: list[T] = []
+        timeout_s = self._settings.append_timeout_s
+        self._ask(lambda: found.append(self._store.read(work, timeout_s=timeout_s)))
+        return found[0]
+
+    def keep_witnessed(
+        self, rows: Sequence[tuple[str, int, bytes, bytes]], evidence: Sequence[tuple[str, str, bytes]]
+    ) -> None:
+        """Keep what was cosigned of other logs, and what is held against them; durable on return.
+
+        Raises:
+            AppendFailed: The log is closed, or it couldn't be stored.
+        """
+        self._ask(lambda: self._store.keep_witnessed(rows, evidence))
 
     def left_open(self) -> dict[int, Event]:
         """Return the openings of data that have no end, by index.

@@ -8,11 +8,11 @@ an unclean end left something behind, is recorded here and taken from nobody els
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Final, Literal, Self, TypeVar
 
 from audit import database, durable, edge, entry, events, frame, key_files, merkle, note
 from audit.canonical import Event
@@ -28,9 +28,11 @@ from audit.places import Places
 from audit.private import PrivateStore
 from audit.receipt import Receipt
 from audit.settings import LogSettings
+from audit.snapshot import Snapshot
 from audit.storage import Store
 from audit.trust_file import write_trust_policy
 
+T = TypeVar("T")
 DAEMON: Final = "daemon"
 CLI: Final = "cli"
 NO_CHARTER: Final = "sha256:" + merkle.EMPTY_ROOT.hex()
@@ -496,20 +498,37 @@ class AuditLog:
         """
         return self._committer.checkpoint()
 
-    def keep_cosigned(self, size: int, cosigned: bytes, *, quorum: bool) -> None:
-        """Keep a checkpoint of this log with the cosignatures that it has; durable on return.
+    # --- for witnessing ---------------------------------------------------------------------------------------
 
-        The newest with a quorum binds the log from now on: it doesn't open below it, or beside it.
-
-        Args:
-            size: The checkpoint's size.
-            cosigned: The note; the caller has checked it.
-            quorum: Whether its cosignatures are enough; the smaller ones without then go.
+    def read(self, work: Callable[[Snapshot], T]) -> T:
+        """Return what `work`, which must be quick, reads of the stored log as it is now.
 
         Raises:
-            AppendFailed: The log is closed, or it couldn't be stored.
+            AuditError: The log is closed, or can't be read.
+        """
+        return self._committer.read(work)
+
+    def keep_cosigned(self, size: int, cosigned: bytes, *, quorum: bool) -> None:
+        """Keep a checkpoint of this log with its cosignatures; durable on return.
+
+        Raises:
+            AppendFailed: It isn't kept.
         """
         self._committer.keep_cosigned(size, cosigned, quorum=quorum)
+
+    def keep_witnessed(
+        self, rows: Sequence[tuple[str, int, bytes, bytes]], evidence: Sequence[tuple[str, str, bytes]] = ()
+    ) -> None:
+        """Keep what this party cosigned of other logs, and what it holds against them; durable on return.
+
+        Args:
+            rows: Origin, size, root and note of each.
+            evidence: Origin, kind and notes of each; kept for ever.
+
+        Raises:
+            AppendFailed: Nothing is kept.
+        """
+        self._committer.keep_witnessed(rows, evidence)
 
     def rebuild(self) -> int:
         """Make anew the rows by which queries find entries, and return how many entries there are.
@@ -519,11 +538,13 @@ class AuditLog:
         """
         return self._committer.rebuild()
 
-    def freeze(self, reason: str) -> None:
+    def freeze(self, reason: str, *, held: bytes = b"") -> None:
         """Record that this epoch takes nothing more, and let go of it.
 
         Args:
             reason: Why, as a token.
+            held: A checkpoint that others hold of this log, signed by its key, of a longer or another tree. It becomes
+                the file `checkpoint`, so that this tree is never taken for the log, and the next epoch names the other.
 
         Raises:
             AppendFailed: It couldn't be recorded; the epoch is let go of and not frozen.
@@ -545,6 +566,8 @@ class AuditLog:
             finally:
                 self._closed = True
                 self._release()
+                if held:
+                    durable.replace_file(self._places.checkpoint, held)
 
     def _submit(self, body: Event) -> "Future[Receipt]":
         if body["action"] in _OWN_ACTIONS:

@@ -12,7 +12,7 @@ from audit.errors import AuditError, ProofRefused
 from audit.proof_file import ProofFile, ProvedEntry, check
 from audit.trust import TrustPolicy
 
-_ENDS: Final = ("round.released", "round.abandoned")
+_ENDS: Final = (("round.released", "allowed"), ("round.abandoned", "failed"))
 
 
 def check_round_gate(proof: ProofFile, policy: TrustPolicy, *, job: str, round_number: int) -> ProvedEntry:
@@ -38,9 +38,10 @@ def check_round_gate(proof: ProofFile, policy: TrustPolicy, *, job: str, round_n
 
 
 def _opens(event: Event, job: str, round_number: int) -> bool:
-    if event.get("job") != job or event.get("decision") != "allowed":
+    if event.get("job") != job:
         return False
+    said = (event.get("action"), event.get("decision"))
     if round_number == 0:
-        return bool(event.get("action") == "job.submitted")
+        return said == ("job.submitted", "allowed")
     ended = event.get("round")
-    return event.get("action") in _ENDS and type(ended) is int and ended == round_number - 1
+    return said in _ENDS and type(ended) is int and ended == round_number - 1

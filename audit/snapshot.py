@@ -170,6 +170,21 @@ class Snapshot:
         """Return every kept checkpoint that reached its quorum, by size."""
         return {_number(size): _bytes(note) for size, note in self._fetch(statements.QUORUMS)}
 
+    def witnessed(self) -> list[tuple[str, int, bytes, bytes]]:
+        """Return origin, size, root and note of what this party last cosigned of each other log."""
+        return [
+            (str(origin), _number(size), _bytes(root), _bytes(note))
+            for origin, size, root, note in self._fetch(statements.WITNESSED)
+        ]
+
+    def evidence(self) -> list[tuple[str, str, bytes]]:
+        """Return origin, kind and notes of what was kept against other logs, the oldest first."""
+        return [(str(origin), str(kind), _bytes(notes)) for origin, kind, notes in self._fetch(statements.EVIDENCE)]
+
+    def checkpoints(self) -> list[tuple[int, bytes, bool]]:
+        """Return size, note and whether it reached a quorum of each checkpoint kept with cosignatures, by size."""
+        return [(_number(size), _bytes(note), bool(met)) for size, note, met in self._fetch(statements.CHECKPOINTS)]
+
     # --- projections ------------------------------------------------------------------------------------------
 
     def next_projected(self) -> int:

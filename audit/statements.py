@@ -103,6 +103,9 @@ NOT_LEFT_OPEN: Final = delete(tables.left_open).where(tables.left_open.c.idx == 
 DROP_SMALLER: Final = delete(tables.checkpoint).where(
     tables.checkpoint.c.size < bindparam("size"), tables.checkpoint.c.quorum.is_(False)
 )
+ADD_EVIDENCE: Final = insert(tables.evidence).values(
+    origin=bindparam("origin"), kind=bindparam("kind"), notes=bindparam("notes")
+)
 MOVE_CURSOR: Final = update(tables.cursor).values(next_idx=bindparam("next"))
 
 # --- what readers ask -------------------------------------------------------------------------------------------
@@ -157,6 +160,11 @@ TIME_AT: Final = (
 NEXT_ACTION: Final = select(func.min(_event.action)).where(_event.action > bindparam("action"))
 LEFT_OPEN: Final = select(tables.left_open.c.idx).order_by(tables.left_open.c.idx)
 IS_COMMITTED: Final = select(tables.commitment.c.value).where(tables.commitment.c.value == bindparam("value"))
+WITNESSED: Final = select(tables.witnessed).order_by(tables.witnessed.c.origin)
+EVIDENCE: Final = select(tables.evidence.c.origin, tables.evidence.c.kind, tables.evidence.c.notes).order_by(
+    tables.evidence.c.id
+)
+CHECKPOINTS: Final = select(tables.checkpoint).order_by(tables.checkpoint.c.size)
 NEWEST_QUORUM: Final = (
     select(tables.checkpoint.c.note)
     .where(tables.checkpoint.c.quorum)

@@ -9,7 +9,7 @@ a server that breaks leaves the outcome of a COMMIT unknown: `settle` finds out.
 import contextlib
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -285,6 +285,25 @@ class Store:
             cursor.execute(statements.put(tables.checkpoint.name, self._kind), (size, note, quorum))
             if quorum:
                 cursor.execute(statements.text_of(statements.DROP_SMALLER, self._kind), (size,))
+
+    def keep_witnessed(
+        self, rows: Sequence[tuple[str, int, bytes, bytes]], evidence: Sequence[tuple[str, str, bytes]]
+    ) -> None:
+        """Keep, in one transaction, what this party cosigned of other logs, and what it holds against them.
+
+        Args:
+            rows: Origin, size, root and note; each replaces what was kept of that log.
+            evidence: Origin, kind and notes; added, and never removed.
+
+        Raises:
+            AppendFailed: Nothing is kept.
+            OutcomeUnknown: The connection broke.
+        """
+        with self._transaction() as cursor:
+            if rows:
+                cursor.executemany(statements.put(tables.witnessed.name, self._kind), list(rows))
+            if evidence:
+                cursor.executemany(statements.text_of(statements.ADD_EVIDENCE, self._kind), list(evidence))
 
     def move_pages(self, *, at_once: bool = False) -> None:
         """Move what SQLite's write-ahead log holds into its file, where that is due.

@@ -6,9 +6,14 @@ it is read is `trust`'s.
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from audit import durable
-from audit.trust import format_policy, parse_policy
+from audit.errors import NoteRefused
+from audit.trust import TrustPolicy, format_policy, parse_policy
+
+SUFFIX: Final = ".policy"
+MAX_POLICY_BYTES: Final = 1 << 20
 
 
 def pin_another_log_key(folder: Path, *, party: str, log_key: str) -> Path:
@@ -46,6 +51,41 @@ def write_trust_policy(
         quorum: How many operators must cosign.
     """
     durable.make_folder(folder)
-    path = folder / f"{party}.policy"
+    path = folder / f"{party}{SUFFIX}"
     durable.replace_file(path, format_policy(log_keys, witnesses or {}, operators or {}, quorum).encode())
     return path
+
+
+class TrustFolder:
+    """A home's trust policies as a running process needs them: read again when their files change.
+
+    Args:
+        folder: The home's folder `trust`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: dict[str, tuple[tuple[int, int], TrustPolicy]] = {}
+
+    def policy(self, party: str) -> TrustPolicy | None:
+        """Return what this home trusts about the log of `party`, None where it knows no such party.
+
+        Raises:
+            NoteRefused: The file is malformed.
+        """
+        path = self._folder / f"{party}{SUFFIX}"
+        try:
+            found = path.stat()
+            mark = (found.st_mtime_ns, found.st_ino)
+            known = self._read.get(party)
+            if known is None or known[0] != mark:
+                if found.st_size > MAX_POLICY_BYTES:
+                    raise NoteRefused(f"trust policy {path} is too long")
+                known = self._read[party] = (mark, parse_policy(path.read_text(encoding="utf-8", errors="replace")))
+        except OSError:
+            return None
+        return known[1]
+
+    def parties(self) -> tuple[str, ...]:
+        """Return the parties whose logs this home knows, in order."""
+        return tuple(sorted(path.name.removesuffix(SUFFIX) for path in self._folder.glob(f"[!.]*{SUFFIX}")))

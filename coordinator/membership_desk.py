@@ -82,7 +82,7 @@ class Desk:
             at=None,
         )
         self.record(*entries)
-        membership_home.write_trust(self.home, signed.charter)
+        membership_home.write_trust(self.home, signed.charter, quorum=self.configuration.audit.witness_quorum)
         say(f"Epoch {signed.charter.epoch} of the charter is in force.")
         return signed
 

@@ -108,9 +108,9 @@ def open_enrolment(
     )
 
 
-def write_trust(home: CoordinatorHome, charter: Charter) -> None:
+def write_trust(home: CoordinatorHome, charter: Charter, *, quorum: int | None = None) -> None:
     """Write which keys this home trusts about the audit log of each active party of `charter`."""
-    for trust in log_trusts(charter, accepts=lambda _: True):
+    for trust in log_trusts(charter, accepts=lambda _: True, quorum=quorum):
         write_trust_policy(
             home.trust,
             party=trust.party,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Final
 
+from audit.events import Peer as LogPeer
 from coordinator.conductor import Conductor
 from coordinator.enrolment import Enrolment
 from coordinator.job_machine import JobState
@@ -22,6 +23,7 @@ from coordinator.site_machine import SiteEvent, SiteState
 from coordinator.store import Store
 from coordinator.submission import model_layout
 from coordinator.updates import UPDATE_HEADER_BYTES
+from coordinator.witnessing import ReceiptMissing, Witnessing
 from federation import contract, plan
 from federation.audit_parts import code_text
 from federation.edge.logs import Log
@@ -39,6 +41,8 @@ from federation.messages import (
     HelloReply,
     JobId,
     JobStatus,
+    Outcome,
+    Phase,
     PhaseReply,
     PreviewReply,
     Reason,
@@ -47,6 +51,7 @@ from federation.messages import (
     Versions,
     encode_body,
 )
+from federation.witness_messages import WitnessLines
 
 _ANSWERS: Final = {
     Decision.ACCEPTED: SiteEvent.ACCEPT,
@@ -67,6 +72,7 @@ class Reception:
         versions: What this coordinator runs.
         previews: Who waits for previews.
         log: The process's log.
+        witnessing: Answers what is about audit logs, and checks receipts.
         send: Sends a message to a site.
         new_message_id: Makes ids.
     """
@@ -81,6 +87,7 @@ class Reception:
         versions: Versions,
         previews: Previews,
         log: Log,
+        witnessing: Witnessing | None = None,
     ) -> None:
         self._store = store
         self._membership = membership
@@ -89,6 +96,7 @@ class Reception:
         self._versions = versions
         self._previews = previews
         self._log = log
+        self._witnessing = witnessing
         self._conductor: Conductor | None = None
         self._threads: JobThreads | None = None
         self._send: Callable[[str, Body], str] | None = None
@@ -171,6 +179,16 @@ class Reception:
         if self._threads is not None:
             self._threads.refuse(message_id, code)
 
+    def on_witness(self, site: str, call: Body) -> Body:
+        """Return the answer to a site's call about audit logs.
+
+        Raises:
+            PeerMisbehaved: This coordinator keeps no log that is witnessed.
+        """
+        if self._witnessing is None:
+            raise PeerMisbehaved("CFD-L09", "nothing is witnessed here")
+        return self._witnessing.answer(site, call)
+
     # --- messages ---------------------------------------------------------------------------------------------
 
     def on_message(self, site: str, message: SignedMessage, body: Body) -> None:
@@ -189,6 +207,8 @@ class Reception:
                 self._job_stopped(sender, body)
             case PreviewReply():
                 self._previews.take(body)
+            case WitnessLines() if self._witnessing is not None:
+                self._witnessing.take_lines(site, body)
             case _:
                 raise PeerMisbehaved("CFD-R02", f"site {site} sent a {message.kind}, which sites don't send")
 
@@ -225,9 +245,27 @@ class Reception:
             self._conductor.answered(record.id, site, SiteEvent.REFUSE, _lines((status.reason,)))
 
     def _phase_reply(self, site: SiteId, message: SignedMessage, reply: PhaseReply) -> None:
-        keep_reply(self._store, site, reply, body=message.body, signature=message.signature)
+        peer = self._proved(site, reply)
+        keep_reply(self._store, site, reply, body=message.body, signature=message.signature, peer=peer)
         if self._threads is not None:
             self._threads.deliver(JobId(reply.job), site, reply)
+
+    def _proved(self, site: SiteId, reply: PhaseReply) -> LogPeer | None:
+        """Return the entry of the site's log behind an update; without one the update won't count.
+
+        Raises:
+            CheckFailed: The proof begins elsewhere than here: the site makes another and sends the reply again.
+        """
+        if self._witnessing is None or reply.phase is not Phase.TRAIN or reply.outcome is not Outcome.DONE:
+            return None
+        at = (JobId(reply.job), reply.round, reply.attempt, reply.phase)
+        if self._store.rounds.fingerprint(*at, site) is not None:
+            return None  # it is kept already, with what was proved then
+        try:
+            return self._witnessing.check_receipt(site, reply)
+        except ReceiptMissing as problem:
+            self._log.warning("receipt.missing", job=reply.job, site=site, code=problem.code, reason=problem.message)
+            return None
 
     # --- blobs ------------------------------------------------------------------------------------------------
 

@@ -6,12 +6,14 @@ so that an act which a restart repeats is recorded once.
 """
 
 import hashlib
+from collections.abc import Mapping
 from typing import Final, Protocol
 
 from audit import events, frame, merkle
 from audit.canonical import Event
 from audit.errors import AuditError
 from audit.log import AuditLog
+from audit.receipts import receipts_root
 from coordinator.records import AttemptRecord, JobRecord, NewJob, ReleaseRecord
 from federation.audit_parts import hash_text as hash_of
 from federation.audit_parts import purpose_of
@@ -32,16 +34,20 @@ class Recorder(Protocol):
         """A site that was late or lost is asked again."""
         ...
 
-    def update_received(self, reply: PhaseReply, site: SiteId, code: str | None) -> None:
-        """A site's update was let in, or refused under `code`."""
+    def update_received(
+        self, reply: PhaseReply, site: SiteId, code: str | None, peer: events.Peer | None = None
+    ) -> None:
+        """A site's update was let in, or refused under `code`; `peer` is the site's own entry, where it was proved."""
         ...
 
     def site_missed(self, attempt: AttemptRecord, site: SiteId, phase: str, *, code: str, lost: bool) -> None:
         """A phase closed without a site."""
         ...
 
-    def released(self, release: ReleaseRecord, previous: str, plan: Plan) -> None:
-        """A round's model is about to be made known."""
+    def released(
+        self, release: ReleaseRecord, previous: str, plan: Plan, receipts: Mapping[SiteId, bytes] | None = None
+    ) -> None:
+        """A round's model is about to be made known; `receipts` are the leaf hashes of its survivors' receipts."""
         ...
 
     def abandoned(self, attempt: AttemptRecord, code: str) -> None:
@@ -57,7 +63,8 @@ class Recorder(Protocol):
         ...
 
 
-def _id(action: str, *about: object) -> str:
+def event_id(action: str, *about: object) -> str:
+    """Return the id of the one entry of `action` about these things."""
     text = "\n".join(["confide-coordinator-event/v1", action, *(str(part) for part in about)])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -78,7 +85,7 @@ class AuditRecorder:
         """A plan is about to enter the queue; durable on return."""
         self._log.submit(
             events.JobValidated(
-                id=_id("job.validated", record.id),
+                id=event_id("job.validated", record.id),
                 decision="allowed",
                 actor=actor,
                 plan=hash_of(record.plan_digest),
@@ -87,7 +94,7 @@ class AuditRecorder:
         )
         self._log.append(
             events.JobSubmitted(
-                id=_id("job.submitted", record.id),
+                id=event_id("job.submitted", record.id),
                 decision="allowed",
                 actor=actor,
                 job=record.id,
@@ -116,7 +123,7 @@ class AuditRecorder:
         """The job is about to be offered to a site; durable on return."""
         self._log.append(
             events.JobOffered(
-                id=_id("job.offered", record.id, site),
+                id=event_id("job.offered", record.id, site),
                 decision="allowed",
                 actor=SERVICE,
                 site=site,
@@ -130,7 +137,7 @@ class AuditRecorder:
         kind = events.JobAccepted if code is None else events.JobRefused
         self._log.submit(
             kind(
-                id=_id("job.answered", record.id, site, hashlib.sha256(body).hexdigest()),
+                id=event_id("job.answered", record.id, site, hashlib.sha256(body).hexdigest()),
                 decision="allowed" if code is None else "refused",
                 code=code,
                 actor=events.Actor(kind="party", id=site, auth="mtls"),
@@ -152,7 +159,7 @@ class AuditRecorder:
         }
         once = action in ("started", "cancelled", "completed", "failed")
         fields: Event = {
-            "id": _id(f"job.{action}", record.id) if once else self._log.new_id(),
+            "id": event_id(f"job.{action}", record.id) if once else self._log.new_id(),
             "decision": "allowed" if code is None else "failed",
             "code": code,
             "actor": actor,
@@ -167,7 +174,7 @@ class AuditRecorder:
         """A round begins from the model of that digest."""
         self._log.submit(
             events.RoundOpened(
-                id=_id("round.opened", record.id, record.job.round, attempt, model, invited_count),
+                id=event_id("round.opened", record.id, record.job.round, attempt, model, invited_count),
                 decision="allowed",
                 actor=SERVICE,
                 job=record.id,
@@ -181,7 +188,7 @@ class AuditRecorder:
         """A site that was late or lost is asked again."""
         self._log.submit(
             events.RoundSiteRejoined(
-                id=_id("round.site_rejoined", job, number, attempt, site),
+                id=event_id("round.site_rejoined", job, number, attempt, site),
                 decision="allowed",
                 actor=SERVICE,
                 site=site,
@@ -191,8 +198,10 @@ class AuditRecorder:
             )
         )
 
-    def update_received(self, reply: PhaseReply, site: SiteId, code: str | None) -> None:
-        """A site's update was let in, or refused under `code`."""
+    def update_received(
+        self, reply: PhaseReply, site: SiteId, code: str | None, peer: events.Peer | None = None
+    ) -> None:
+        """A site's update was let in, or refused under `code`; `peer` is the site's own entry, where it was proved."""
         if reply.update is None:
             return
         egress = events.Egress(
@@ -204,7 +213,7 @@ class AuditRecorder:
         )
         self._log.submit(
             events.UpdateReceived(
-                id=_id("update.received", reply.job, reply.round, reply.attempt, site, reply.update.root, code),
+                id=event_id("update.received", reply.job, reply.round, reply.attempt, site, reply.update.root, code),
                 decision="allowed" if code is None else "refused",
                 code=code,
                 actor=events.Actor(kind="party", id=site, auth="mtls"),
@@ -212,7 +221,7 @@ class AuditRecorder:
                 job=reply.job,
                 round=reply.round,
                 egress=egress,
-                peer=peer_of(reply.receipt),
+                peer=peer or peer_of(reply.receipt),
             )
         )
 
@@ -221,7 +230,7 @@ class AuditRecorder:
         kind = events.RoundSiteLost if lost else events.RoundSiteLate
         self._log.submit(
             kind(
-                id=_id(
+                id=event_id(
                     "round.site_missed", attempt.job, attempt.round.number, attempt.round.attempt, phase, site, code
                 ),
                 decision="failed",
@@ -234,21 +243,30 @@ class AuditRecorder:
             )
         )
 
-    def released(self, release: ReleaseRecord, previous: str, plan: Plan) -> None:
+    def released(
+        self, release: ReleaseRecord, previous: str, plan: Plan, receipts: Mapping[SiteId, bytes] | None = None
+    ) -> None:
         """A round's model is about to be made known; durable on return."""
+        root = (
+            None
+            if receipts is None
+            else frame.hash_text(receipts_root({str(site): receipt for site, receipt in receipts.items()}))
+        )
         about = (release.job, release.round, release.attempt)
         self._log.submit(
             events.RoundReleased(
-                id=_id("round.released", *about),
+                id=event_id("round.released", *about),
                 decision="allowed",
                 actor=SERVICE,
                 job=release.job,
                 round=release.round,
+                survivors_count=None if receipts is None else len(receipts),
+                receipts_root=root,
             )
         )
         self._log.append(
             events.ModelReleased(
-                id=_id("model.released", *about),
+                id=event_id("model.released", *about),
                 decision="allowed",
                 actor=SERVICE,
                 job=release.job,
@@ -264,7 +282,7 @@ class AuditRecorder:
         """A round ended without a result."""
         self._log.submit(
             events.RoundAbandoned(
-                id=_id("round.abandoned", attempt.job, attempt.round.number, attempt.round.attempt, code),
+                id=event_id("round.abandoned", attempt.job, attempt.round.number, attempt.round.attempt, code),
                 decision="failed",
                 code=code,
                 actor=SERVICE,
@@ -277,7 +295,7 @@ class AuditRecorder:
         """A round's metrics are about to be made known; durable on return."""
         self._log.append(
             events.EvaluationReleased(
-                id=_id("evaluation.released", job, number, attempt, hashlib.sha256(document).hexdigest()),
+                id=event_id("evaluation.released", job, number, attempt, hashlib.sha256(document).hexdigest()),
                 decision="allowed",
                 actor=SERVICE,
                 job=job,

@@ -85,7 +85,8 @@ class ReplyRecord:
 
     Attributes:
         body: The signed body as it came; None once its figures are in a sum.
-        fingerprint: SHA-256 of the body without its message id, by which an answer that comes again is known.
+        fingerprint: SHA-256 of the body without its message id and proof, by which an answer that comes again is known.
+        peer: The site's log entry that its proof showed, as JSON; None where there was no proof that holds.
     """
 
     job: JobId
@@ -97,6 +98,7 @@ class ReplyRecord:
     signature: bytes | None
     fingerprint: str
     received_us: int
+    peer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ A reply is on disk before anybody acts on it or acknowledges it. The same reply 
 reply. Of a failure only its code is told on: a text from a site might hold a value.
 """
 
+from audit.events import Peer
 from coordinator.records import ReplyRecord
 from coordinator.store import Store
 from federation import canonical
@@ -12,13 +13,18 @@ from federation.errors import OutOfOrder
 from federation.messages import Body, JobId, Outcome, PhaseReply, SiteId, decode_body
 
 
-def keep_reply(store: Store, site: SiteId, reply: PhaseReply, *, body: bytes, signature: bytes) -> bool:
-    """Store a site's reply durably; return whether it is new. The same reply under another message id is the same.
+def keep_reply(
+    store: Store, site: SiteId, reply: PhaseReply, *, body: bytes, signature: bytes, peer: Peer | None = None
+) -> bool:
+    """Store a site's reply durably; return whether it is new.
+
+    The same reply under another message id, or with another proof of its receipt, is the same. `peer` is the site's
+    entry that the proof showed.
 
     Raises:
         PeerMisbehaved: As `RoundStore.save_reply`.
     """
-    plain = canonical.encode(reply.model_dump(mode="json", exclude={"message_id"}))
+    plain = canonical.encode(reply.model_dump(mode="json", exclude={"message_id", "proved"}))
     update = reply.update if reply.outcome is Outcome.DONE else None
     return store.rounds.save_reply(
         ReplyRecord(
@@ -31,6 +37,7 @@ def keep_reply(store: Store, site: SiteId, reply: PhaseReply, *, body: bytes, si
             signature=signature,
             fingerprint=canonical.digest(plain),
             received_us=store.database.now_us(),
+            peer=None if peer is None else peer.model_dump_json(exclude_none=True),
         ),
         update_root=None if update is None else update.root,
         upload_bytes=0 if update is None else update.size_bytes,

@@ -20,6 +20,7 @@ def run_job(work: RoundWork, exchange: Exchange) -> None:
     """Run the rounds of a job until it ends, pauses, or the exchange is interrupted."""
     work.prepare_first_model()
     while (attempt := work.open_round()) is not None:  # 1. open the round, or find it as it was left
+        attempt = work.witnessed(attempt)  # a quorum of others has seen how the round before ended
         requests = work.training_requests(attempt)  # 2. ask the cohort to train
         heard = exchange.ask(requests, timeout_s=work.left_s(attempt))
         attempt = work.collect(attempt, heard)  # 3. until quorum and deadline; 4. check each update

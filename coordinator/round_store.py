@@ -20,13 +20,15 @@ from federation.errors import OutOfOrder, PeerMisbehaved
 from federation.messages import JobId, Phase
 
 _REPLY: Final = tables.phase_reply.c
-_KNOWN: Final = select(_REPLY.body_digest).where(
+_ONE_REPLY: Final = (
     _REPLY.job == bindparam("job_id"),
     _REPLY.round == bindparam("number"),
     _REPLY.attempt == bindparam("attempt_number"),
     _REPLY.phase == bindparam("phase_name"),
     _REPLY.site == bindparam("site_id"),
 )
+_KNOWN: Final = select(_REPLY.body_digest).where(*_ONE_REPLY)
+_PEER: Final = select(_REPLY.peer).where(*_ONE_REPLY)
 _KEEP: Final = insert(tables.phase_reply)
 _ADD_BYTES: Final = (
     update(tables.attempt)
@@ -213,6 +215,7 @@ class RoundStore:
                     "body_digest": reply.fingerprint,
                     "update_root": update_root,
                     "received_us": reply.received_us,
+                    "peer": reply.peer,
                 },
             )
             if upload_bytes:
@@ -220,6 +223,32 @@ class RoundStore:
             return True
 
         return self._database.once(work)
+
+    def fingerprint(self, job_id: JobId, number: int, attempt: int, phase: Phase, site: str) -> str | None:
+        """Return by what a site's kept answer to a phase is known, None where there is none."""
+        key = {
+            "job_id": job_id,
+            "number": number,
+            "attempt_number": attempt,
+            "phase_name": phase.value,
+            "site_id": site,
+        }
+        with self._database.read() as connection:
+            found: str | None = connection.scalar(_KNOWN, key)
+        return found
+
+    def peer(self, job_id: JobId, number: int, attempt: int, site: str) -> str | None:
+        """Return the log entry that a site proved with its answer to the training, as JSON; None where it didn't."""
+        key = {
+            "job_id": job_id,
+            "number": number,
+            "attempt_number": attempt,
+            "phase_name": Phase.TRAIN.value,
+            "site_id": site,
+        }
+        with self._database.read() as connection:
+            found: str | None = connection.scalar(_PEER, key)
+        return found
 
     def replies(self, job_id: JobId, number: int, attempt: int, phase: Phase) -> list[ReplyRecord]:
         """Return the kept answers to a phase in the order of site ids."""

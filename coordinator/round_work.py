@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from coordinator import job_machine, retention, round_machine
 from coordinator.attachments import Attachments
-from coordinator.exchange import Heard, Silence
+from coordinator.exchange import Heard, Interrupted, Silence
 from coordinator.figures import Figures
 from coordinator.job_machine import JobState
 from coordinator.model_registry import ModelRegistry, Stepped
@@ -25,6 +25,7 @@ from coordinator.recording import Recorder
 from coordinator.records import AttemptRecord, Fact, JobRecord, ReleaseRecord, ReplyRecord
 from coordinator.replies import cause_of, keep_reply, reply_of
 from coordinator.round_machine import Round, RoundState, Standing
+from coordinator.round_witness import Ended, Opening, RoundWitness, about_of, receipts_of
 from coordinator.site_machine import SiteState
 from coordinator.store import Store
 from coordinator.updates import CombineRobustly, Updates
@@ -39,7 +40,9 @@ from federation.messages import (
     Phase,
     PhaseReply,
     PhaseRequest,
+    Release,
     SiteId,
+    decode_body,
     encode_body,
 )
 from federation.plan_fields import Plan, mean_strategy
@@ -91,6 +94,7 @@ class RoundWork:
         settings: RoundSettings,
         close: CloseRound | None = None,
         combine_robustly: CombineRobustly | None = None,
+        witness: RoundWitness | None = None,
     ) -> None:
         self.job: Final[JobId] = record.id
         self.plan: Final = plan
@@ -112,7 +116,11 @@ class RoundWork:
             recorder=recorder,
             max_norm=settings.max_update_norm,
             combine_robustly=combine_robustly,
+            wants_receipts=witness is not None,
         )
+        self._witness = witness
+        self._opening: Opening | None = None
+        self._ended: Ended | None = None
         # What this thread has written or heard itself, it needn't ask the database for.
         self._resumed = True
         self._newest_release: ReleaseRecord | None = None
@@ -177,6 +185,41 @@ class RoundWork:
             facts=[("round.opened", fact)],
         )
 
+    def witnessed(self, attempt: AttemptRecord) -> AttemptRecord:
+        """Return the attempt once a quorum of others has seen how the round before ended; abandoned where none does.
+
+        Raises:
+            Interrupted: The job ended meanwhile, or the service stops.
+        """
+        self._opening = None
+        if self._witness is None or not attempt.round.is_collecting:
+            return attempt
+        self._opening = self._witness.opening(
+            self.job, self._ended_before(attempt), timeout_s=self.left_s(attempt), goes_on=self._goes_on
+        )
+        if self._opening is not None:
+            return attempt
+        if not self._goes_on():
+            raise Interrupted
+        return self.abandon(attempt, f"not witnessed: {self._witness.lacking()}", "CFD-R91")
+
+    def _goes_on(self) -> bool:
+        return self._store.jobs.get(self.job).job.state in (JobState.RUNNING, JobState.PAUSED)
+
+    def _ended_before(self, attempt: AttemptRecord) -> Ended | None:
+        """Return how the round before ended, from the store where this thread didn't see it itself."""
+        number = attempt.round.number
+        if number == 0:
+            return None
+        if self._ended is None or self._ended.round != number - 1:
+            release = self._newest()
+            record = decode_body("release", release.record)
+            survivors = [SiteId(site) for site in record.survivors] if isinstance(record, Release) else []
+            kept = self._store.rounds.replies(self.job, release.round, release.attempt, Phase.TRAIN)
+            replies = {reply.site: reply_of(reply) for reply in kept}
+            self._ended = Ended(self.job, release.round, release.attempt, receipts_of(replies, survivors))
+        return self._ended
+
     # --- 2: requests ------------------------------------------------------------------------------------------
 
     def training_requests(self, attempt: AttemptRecord) -> dict[SiteId, PhaseRequest]:
@@ -185,7 +228,7 @@ class RoundWork:
             return {}
         left_s, release = self.left_s(attempt), self._newest()
         return {
-            site: self._request(attempt, Phase.TRAIN, release, left_s)
+            site: self._opened(site, self._request(attempt, Phase.TRAIN, release, left_s))
             for site in attempt.round.standing(Standing.ASKED, Standing.LOST)
             if site not in self._trained
         }
@@ -202,6 +245,17 @@ class RoundWork:
             release_signature=release.signature.hex(),
             attached=self._attachments.of(release),
         )
+
+    def _opened(self, site: SiteId, request: PhaseRequest) -> PhaseRequest:
+        """Return a request to train with what shows the site that the round may open."""
+        if self._opening is None:
+            return request
+        carried = {
+            "before": self._opening.before.hex(),
+            "model": self._opening.model.hex(),
+            "receipt": self._opening.places.get(site),
+        }
+        return request.model_copy(update=carried)
 
     def left_s(self, attempt: AttemptRecord) -> float:
         """Return how long the training of an attempt may still take.
@@ -310,13 +364,17 @@ class RoundWork:
             previous=before,
             weights={site: self._updates.weight(site) for site in round_.summed},
         )
-        self._recorder.released(release, before.model_digest, self.plan)
+        receipts = None if self._witness is None else receipts_of(self._trained, round_.summed)
+        self._recorder.released(release, before.model_digest, self.plan, receipts=receipts)
         seconds = (self._store.database.now_us() - attempt.opened_us) / 1e6
         fact = {"round": round_.number, "model": release.model_digest, "seconds": round(seconds, 3)}
         now_us = self._store.database.now_us()
         evaluate_by_us = now_us + round(self._phase_s() * 1e6) if self._is_evaluated(attempt) else None
         saved = self._store.releases.save(release, [("round.released", fact)], evaluate_by_us=evaluate_by_us)
         self._newest_release = None
+        if self._witness is not None:
+            self._ended = Ended(self.job, round_.number, round_.attempt, receipts or {})
+            self._witness.announce(about_of(self.job, self._ended), self._ended)
         return attempt if saved is None else saved
 
     def abandon(self, attempt: AttemptRecord, reason: str, code: str) -> AttemptRecord:

@@ -118,6 +118,7 @@ def reply_record(row: Row[Any]) -> ReplyRecord:
         row.signature,
         row.body_digest,
         row.received_us,
+        row.peer,
     )
 
 

@@ -89,6 +89,7 @@ def _serve(home: CoordinatorHome, level: str, ready_file: Path | None, stops: St
     log = open_log(level=level)
     catch_the_rest(log)
     service = open_service(home, clock=SystemClock(), log=log)
+    service.on_fatal = stops.asked.set
     api: Any = None
     broke = True
     try:
@@ -108,6 +109,8 @@ def _serve(home: CoordinatorHome, level: str, ready_file: Path | None, stops: St
         service.stop(broke=broke)
         if ready_file is not None:
             ready_file.unlink(missing_ok=True)
+    if service.fatal is not None:
+        raise service.fatal
     log.announce("service.stopped", "stopped; unfinished jobs go on with the next `confide coordinator serve`")
     return 0
 

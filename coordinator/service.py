@@ -14,7 +14,10 @@ from typing import Any, Final
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
+from audit.errors import AuditError
 from audit.log import AuditLog
+from audit.names import COORDINATOR
+from audit.trust_file import TrustFolder
 from coordinator import job_machine, membership_home, retention, showing
 from coordinator.access_recording import AccessRecorder
 from coordinator.conductor import Conductor
@@ -29,6 +32,7 @@ from coordinator.previews import Previews
 from coordinator.reception import Reception
 from coordinator.recording import AuditRecorder
 from coordinator.released_files import ReleasedFiles
+from coordinator.round_witness import about_of
 from coordinator.round_work import RoundSettings, RoundWork
 from coordinator.store import Store
 from coordinator.submission import ResolvedPlan, Submissions
@@ -41,8 +45,10 @@ from coordinator.views import (
     SiteView,
     ValidationView,
 )
+from coordinator.witnessing import Witnessing
 from federation import canonical, contract, flower, plan, robust_means
 from federation.edge.audit_settings import end_this_process
+from federation.edge.audit_trail import witness_signer
 from federation.edge.clock import Clock
 from federation.edge.configuration_trail import record_settings
 from federation.edge.files import HomeLock
@@ -55,6 +61,7 @@ from federation.link.server import LinkServer, ServerTls
 from federation.messages import (
     PROTOCOL_VERSION,
     JobId,
+    MemberStatus,
     PreviewRequest,
     Versions,
 )
@@ -104,6 +111,16 @@ class CoordinatorService:
         self._recorder = AuditRecorder(audit)
         self.callers: Final = AccessRecorder(audit, self._store.jobs.get)
         self._previews = Previews(self._store.presence.all, clock, grace_s=configuration.jobs.reconnect_grace_s)
+        self.witnessing: Final = Witnessing(
+            audit,
+            TrustFolder(home.trust),
+            witness_signer(home.audit, federation=configuration.federation, party=COORDINATOR),
+            clock=clock,
+            process_log=log,
+            stale_after_s=configuration.audit.stale_after_s,
+            sites=self._active_sites,
+            on_fatal=self._on_fatal,
+        )
         self._reception = Reception(
             store=self._store,
             membership=membership,
@@ -112,6 +129,7 @@ class CoordinatorService:
             versions=own_versions(),
             previews=self._previews,
             log=log,
+            witnessing=self.witnessing,
         )
         self.link: Final = LinkServer(
             listen=configuration.link.listen,
@@ -155,6 +173,7 @@ class CoordinatorService:
             send=self.link.send,
             new_message_id=self.link.message_ids.next,
         )
+        self.witnessing.connect(self.link, self.link.message_ids.next)
         self._housekeeping = Housekeeping(
             home,
             configuration,
@@ -166,6 +185,8 @@ class CoordinatorService:
         )
         self._overview = Overview(self._store, why=self._conductor.why)
         self._released = ReleasedFiles(self._store, self._blobs)
+        self.fatal: AuditError | None = None
+        self.on_fatal: Callable[[], None] = lambda: None
         self._started = False
         self._closed = False
 
@@ -182,6 +203,7 @@ class CoordinatorService:
         port = self.link.start()
         self._conductor.start(self._threads)
         self._housekeeping.start()
+        self.witnessing.start()
         self._started = True
         self.log.info("coordinator.started")
         return port
@@ -196,6 +218,7 @@ class CoordinatorService:
         if self._closed:
             return
         self._closed = True
+        self.witnessing.stop()
         self._housekeeping.stop()
         self._conductor.stop()
         left = self._threads.stop(timeout_s=0.2 if at_once else STOP_WAIT_S)
@@ -297,6 +320,7 @@ class CoordinatorService:
         if new:
             self.log.info("job.submitted", job=record.id)
             self._conductor.pump()
+            self.witnessing.announce(about_of(record.id, None))
         return self.show(record.id), new
 
     def pause(self, job: str, actor: str | None = None) -> JobView:
@@ -403,10 +427,22 @@ class CoordinatorService:
             ),
             close=self._conductor.close_round,
             combine_robustly=robust_means.robust_mean,
+            witness=self.witnessing,
         )
         grid = LinkGrid(job, record.job.sites, self.link, self.clock)
         app = make_server_app(work)
         return work, grid, lambda: app(grid, flower.context_for(job, "coordinator"))
+
+    def _active_sites(self) -> tuple[str, ...]:
+        signed = self.membership.charter()
+        if signed is None:
+            return ()
+        return tuple(member.site for member in signed.charter.members if member.status is MemberStatus.ACTIVE)
+
+    def _on_fatal(self, problem: AuditError) -> None:
+        """The log here is behind or forked, and frozen: this process must end."""
+        self.fatal = problem
+        self.on_fatal()
 
     def _break(self, job: JobId, reason: str) -> None:
         self._conductor.step(job, job_machine.Broke(reason))

@@ -108,9 +108,10 @@ phase_reply: Final = Table(
     Column("site", String(64), nullable=False),
     Column("body", LargeBinary),  # nothing once an evaluation's counts are in the sum
     Column("signature", LargeBinary),
-    Column("body_digest", String(64), nullable=False),  # of the body without its message id
+    Column("body_digest", String(64), nullable=False),  # of the body without its message id and proof
     Column("update_root", String(64)),  # while the update is stored
     Column("received_us", BigInteger, nullable=False),
+    Column("peer", Text),  # the site's log entry that its proof showed, as JSON
     PrimaryKeyConstraint("job", "round", "attempt", "phase", "site"),
     ForeignKeyConstraint(["job"], ["job.id"]),
     Index("ix_phase_reply_update_root", "update_root"),

@@ -9,11 +9,12 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Final
 
+from audit.events import Peer
 from coordinator.recording import Recorder
 from coordinator.replies import failure
 from coordinator.round_machine import Answered, FoundBad
 from coordinator.store import Store
-from federation.errors import ConfideError, InvalidInput, OutOfOrder
+from federation.errors import CheckFailed, ConfideError, InvalidInput, OutOfOrder
 from federation.link.blobs import BlobStore
 from federation.messages import Answer, BlobReference, JobId, Outcome, PhaseReply, SiteId, decode_body
 from federation.plan_checks import ROBUST
@@ -39,6 +40,7 @@ class Updates:
         recorder: Hears of each update that came.
         max_norm: Largest L2 norm of an update that is let in, or None.
         combine_robustly: Computes the plan's robust rule; None where there is none.
+        wants_receipts: Let in only what the site's own log was proved to record; virtual sites have no logs.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Updates:
         recorder: Recorder,
         max_norm: float | None,
         combine_robustly: CombineRobustly | None,
+        wants_receipts: bool = False,
     ) -> None:
         self._job = job
         self._plan = plan
@@ -61,20 +64,31 @@ class Updates:
         self._recorder = recorder
         self._max_norm = max_norm
         self._combine_robustly = combine_robustly
+        self._wants_receipts = wants_receipts
         self._weights: dict[SiteId, int] = {}
 
     def judge(self, site: SiteId, reply: PhaseReply) -> Answered | FoundBad:
         """Return what a site's answer to the training is: a good update, or bad with the reason. It is recorded."""
         if reply.outcome is Outcome.FAILED or reply.update is None:
             return FoundBad(site, f"training, {failure(reply)}")
+        peer = self._peer(site, reply)
         try:
+            if self._wants_receipts and peer is None:
+                raise CheckFailed("CFD-R92", "the update came without proof that the site's log records it")
             self._check(site, reply, reply.update)
         except ConfideError as problem:
-            code = problem.code if isinstance(problem, UpdateRefused) else "CFD-R03"
-            self._recorder.update_received(reply, site, code)
+            code = problem.code if isinstance(problem, UpdateRefused | CheckFailed) else "CFD-R03"
+            self._recorder.update_received(reply, site, code, peer=peer)
             return FoundBad(site, problem.message.removeprefix(f"{site}: "))
-        self._recorder.update_received(reply, site, None)
+        self._recorder.update_received(reply, site, None, peer=peer)
         return Answered(site)
+
+    def _peer(self, site: SiteId, reply: PhaseReply) -> Peer | None:
+        """Return the site's entry behind a reply, as it was proved when the reply came in."""
+        if not self._wants_receipts:
+            return None
+        kept = self._store.rounds.peer(self._job, reply.round, reply.attempt, site)
+        return None if kept is None else Peer.model_validate_json(kept)
 
     def _check(self, site: SiteId, reply: PhaseReply, update: BlobReference) -> None:
         allowed = self._manifest.floats.size_bytes + UPDATE_HEADER_BYTES

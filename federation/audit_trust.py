@@ -35,12 +35,13 @@ def operator_token(operator: str) -> str:
     return f"operator-{plain}-{hashlib.sha256(operator.encode()).hexdigest()[:8]}"
 
 
-def log_trusts(charter: Charter, *, accepts: Callable[[str], bool]) -> tuple[LogTrust, ...]:
+def log_trusts(charter: Charter, *, accepts: Callable[[str], bool], quorum: int | None = None) -> tuple[LogTrust, ...]:
     """Return what to trust about the log of the coordinator and of each member that `accepts` takes.
 
     Args:
         charter: The epoch in force.
         accepts: Whether this party has accepted a member; a site accepts itself.
+        quorum: How many operators must witness a log, as far as there are so many; more than half where not said.
     """
     parties = {COORDINATOR: (charter.coordinator.operator, charter.coordinator.audit)}
     parties |= {
@@ -48,10 +49,10 @@ def log_trusts(charter: Charter, *, accepts: Callable[[str], bool]) -> tuple[Log
         for member in charter.members
         if member.status is MemberStatus.ACTIVE and accepts(member.site)
     }
-    return tuple(_trust(party, parties) for party in parties)
+    return tuple(_trust(party, parties, quorum) for party in parties)
 
 
-def _trust(party: str, parties: dict[str, tuple[str, AuditKeys]]) -> LogTrust:
+def _trust(party: str, parties: dict[str, tuple[str, AuditKeys]], quorum: int | None) -> LogTrust:
     owner = parties[party][0]
     others = {name: (operator, keys) for name, (operator, keys) in parties.items() if operator != owner}
     run: dict[str, list[str]] = {}
@@ -62,5 +63,5 @@ def _trust(party: str, parties: dict[str, tuple[str, AuditKeys]]) -> LogTrust:
         log_key=parties[party][1].log,
         witnesses={name: keys.witness for name, (_, keys) in others.items()},
         operators={operator_token(operator): names for operator, names in run.items() if len(names) > 1},
-        quorum=default_quorum(len(run)),
+        quorum=default_quorum(len(run)) if quorum is None else min(quorum, len(run)),
     )

@@ -129,8 +129,15 @@ LINK: Final = _rows(  # CFD-L..  the link between site and coordinator
     ("CFD-L24", 1, "a chunk isn't what its blob's root says", "none: the chunk was not kept"),
     ("CFD-L25", 1, "a transfer was overtaken by another of the same blob", "none: the newer one goes on"),
     ("CFD-L26", 1, "the other side met an error of its own", "none: it is tried again; the other side's log has it"),
+    (
+        "CFD-L27",
+        1,
+        "the proof of a receipt begins at another size of the log than the coordinator has cosigned",
+        "none: the site makes another proof and sends its answer again",
+    ),
     ("CFD-L28", 2, "a proxy variable can't be understood", "write it as http://HOST:PORT"),
     ("CFD-L29", 2, "an address can't be understood", "write it as https://HOST:PORT"),
+    ("CFD-L31", 2, "what was asked of an audit log isn't there", "see `confide audit witness status` at both parties"),
     ("CFD-L30", 78, "the link's address can't be listened on", "stop what uses the port, or change `link.listen`"),
 )
 PLAN: Final = _rows(  # CFD-P..  the plan, the contract as a document, strategies
@@ -356,6 +363,30 @@ SITE: Final = _rows(
         "the coordinator has a fault; see its log",
     ),
     ("CFD-R81", 1, "the model after the server step is not the one that was signed", "compare versions of both sides"),
+    (
+        "CFD-R91",
+        1,
+        "a round didn't open: too few others cosigned how the one before ended",
+        "see `confide audit witness status`: who is missing must be online",
+    ),
+    (
+        "CFD-R92",
+        1,
+        "an update came without proof that the site's log records it",
+        "ask the site to look at its log with `confide audit verify`",
+    ),
+    (
+        "CFD-R93",
+        1,
+        "the site's audit log has two histories",
+        "compare both with the site; then `confide audit witness acknowledge LOG`",
+    ),
+    (
+        "CFD-R94",
+        1,
+        "the coordinator's audit log has two histories",
+        "compare both with the coordinator; then `confide audit witness acknowledge LOG`",
+    ),
     ("CFD-R82", 3, "a blob could not be fetched or delivered", "check the link with `confide site doctor`"),
     ("CFD-R63", 1, "the site could not record what it was about to do", "free disk space at the site, then resume"),
     (

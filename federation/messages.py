@@ -14,36 +14,24 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, NewType
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
-from federation import canonical
+from federation import canonical, witness_messages
+from federation.bodies import BlobReference as BlobReference
+from federation.bodies import Body as Body
+from federation.bodies import Count as Count
+from federation.bodies import Digest as Digest
+from federation.bodies import HexBytes as HexBytes
+from federation.bodies import HexFloat as HexFloat
+from federation.bodies import JobName as JobName
+from federation.bodies import SiteName as SiteName
+from federation.bodies import Token as Token
+from federation.witness_messages import Proved, ReceiptPlace
 
 SiteId = NewType("SiteId", str)
 JobId = NewType("JobId", str)
 PROTOCOL_VERSION: Final = 1
 MAX_BODY_BYTES: Final = 2 << 20
-
-# pydantic compiles these with Rust's regex, where `$` is the very end of the text, line feed included.
-_SITE = r"^[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?$"
-_JOB = r"^[a-z0-9][a-z0-9-]{0,62}-[0-9a-f]{6}$"
-_DIGEST = r"^[0-9a-f]{64}$"
-_TOKEN = r"^[A-Za-z0-9][A-Za-z0-9._:/@=+-]{0,127}$"  # noqa: S105 (a grammar, not a secret)
-_HEX_FLOAT = r"^(?:-?0x[01]\.[0-9a-f]{1,13}p[+-][0-9]{1,4}|-?0x0\.0p\+0|inf)$"
-
-SiteName = Annotated[str, Field(pattern=_SITE)]
-JobName = Annotated[str, Field(pattern=_JOB)]
-Digest = Annotated[str, Field(pattern=_DIGEST)]
-Token = Annotated[str, Field(pattern=_TOKEN)]
-HexFloat = Annotated[str, Field(pattern=_HEX_FLOAT)]
-"""A real number as `float.hex` gives it, so that its bytes don't depend on a language's printing."""
-HexBytes = Annotated[str, Field(pattern=r"^(?:[0-9a-f]{2})*$", max_length=4 << 20)]
-Count = Annotated[int, Field(ge=0, le=canonical.MAX_INTEGER)]
-
-
-class Body(BaseModel):
-    """A message body: frozen, strict, unknown fields refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Versions(Body):
@@ -52,13 +40,6 @@ class Versions(Body):
     confide: Token
     protocol: Count
     oldest_protocol: Count
-
-
-class BlobReference(Body):
-    """A content-addressed blob: `root` is the SHA-256 over the hashes of its 1 MiB chunks (see `link.blobs`)."""
-
-    root: Digest
-    size_bytes: Count
 
 
 class Reason(Body):
@@ -253,6 +234,11 @@ class PhaseRequest(Body):
     `previous` back to one that it has applied. `key` = job/round/attempt/phase; the same key is the same work.
     `attached` may carry blobs that the site would fetch otherwise, where they are small; each counts only as the blob
     of its own root.
+
+    A request to train also carries, as proof files of the coordinator's log, the entry that ended the round before
+    (`before`; of the job's submission where the round is 0) under a checkpoint that a quorum cosigned, and the entry
+    `model.released` behind `release` (`model`). `receipt` is the place of this site's own `update.sent` of the round
+    before in the tree that `before` names.
     """
 
     message_id: Token
@@ -264,6 +250,9 @@ class PhaseRequest(Body):
     release: BlobReference
     release_signature: HexBytes
     attached: tuple[HexBytes, ...] = Field(default=(), max_length=4)
+    before: HexBytes = ""
+    model: HexBytes = ""
+    receipt: ReceiptPlace | None = None
 
 
 class Outcome(StrEnum):
@@ -288,7 +277,10 @@ class EvaluationCounts(Body):
 
 
 class PhaseReply(Body):
-    """What a site made of a phase. A failed phase carries a code and a reference, never a text from the trainer."""
+    """What a site made of a phase. A failed phase carries a code and a reference, never a text from the trainer.
+
+    `receipt` is the leaf of the entry by which the site's log recorded what left; `proved` shows it in the log.
+    """
 
     message_id: Token
     job: JobName
@@ -305,6 +297,7 @@ class PhaseReply(Body):
     steps: Count = 0
     duration_s: Count = 0
     receipt: HexBytes = ""
+    proved: Proved | None = None
 
 
 KINDS: Final[dict[str, type[Body]]] = {
@@ -320,6 +313,7 @@ KINDS: Final[dict[str, type[Body]]] = {
     "release": Release,
     "phase-request": PhaseRequest,
     "phase-reply": PhaseReply,
+    **witness_messages.KINDS,
 }
 _KIND_OF: Final[dict[type[Body], str]] = {model: kind for kind, model in KINDS.items()}
 

@@ -51,12 +51,14 @@ class CharterStore:
         home: The home.
         own_site: This site's id.
         accept_all: The policy's line `members: accept`.
+        witness_quorum: How many operators must witness a log; more than half of the others where not said.
     """
 
-    def __init__(self, home: SiteHome, *, own_site: str, accept_all: bool) -> None:
+    def __init__(self, home: SiteHome, *, own_site: str, accept_all: bool, witness_quorum: int | None = None) -> None:
         self._home = home
         self._own_site = own_site
         self._accept_all = accept_all
+        self._witness_quorum = witness_quorum
 
     def load(self) -> AcceptedCharter | None:
         """Return the newest epoch with the operator's answers, or None before enrolment.
@@ -140,7 +142,11 @@ class CharterStore:
 
     def _write_trust(self) -> None:
         held = self.loaded()
-        trusts = log_trusts(held.charter, accepts=lambda site: site == self._own_site or held.accepts(site))
+        trusts = log_trusts(
+            held.charter,
+            accepts=lambda site: site == self._own_site or held.accepts(site),
+            quorum=self._witness_quorum,
+        )
         for trust in trusts:
             write_trust_policy(
                 self._home.trust,

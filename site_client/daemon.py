@@ -19,7 +19,8 @@ from audit.errors import AuditError
 from federation.edge.logs import Log
 from federation.errors import ConfideError, OutOfOrder, PeerMisbehaved
 from federation.link.client import LinkClient
-from federation.messages import Body, CharterNotice, JobControl, Offer, PhaseRequest, PreviewRequest
+from federation.messages import Body, CharterNotice, JobControl, Offer, PhaseReply, PhaseRequest, PreviewRequest
+from federation.witness_messages import WitnessNotice
 from privacy.errors import PrivacyError
 from site_client.control import Asked
 from site_client.desk import Desk
@@ -31,6 +32,7 @@ from site_client.events import (
     Event,
     GraceOver,
     KillUnless,
+    LogRefuted,
     Lost,
     MessageRefused,
     Renewed,
@@ -51,8 +53,10 @@ from site_client.records import DAEMON
 from site_client.renewal import Renewal
 from site_client.timers import Timers
 from site_client.trainer_process import TrainerGone, TrainerSaid
+from site_client.witnessing import SiteWitnessing
 
 TICK_S: Final = 5.0
+PROOF_FROM_ELSEWHERE: Final = "CFD-L27"
 
 
 class Daemon:
@@ -91,7 +95,16 @@ class Daemon:
             new_approval_id=lambda: secrets.token_hex(6),
             machine=Machine(site.home.path / "cache", variables, accelerators=site.configuration.training.accelerators),
         )
-        self._floor = Floor(site, link, log, mailbox=mailbox, timers=self._timers, variables=variables)
+        self._witnessing = SiteWitnessing(site, link, log, on_fatal=lambda problem: mailbox.post(LogRefuted(problem)))
+        self._floor = Floor(
+            site,
+            link,
+            log,
+            mailbox=mailbox,
+            timers=self._timers,
+            variables=variables,
+            witnessing=self._witnessing,
+        )
         self._book = JobBook(site, log, desk=self._desk, floor=self._floor, out=self._out)
         self._renewal = Renewal(site, link, log, run=self._floor.in_thread, post=mailbox.post)
         self._operator = OperatorDesk(
@@ -104,6 +117,7 @@ class Daemon:
             reload=self._reload,
         )
         self._over = False
+        self._refuted: AuditError | None = None
 
     def run(self) -> None:
         """Recover what a crash left, then work until a signal or the operator ends it."""
@@ -114,6 +128,7 @@ class Daemon:
             self._book.recover()
             self._timers.after(TICK_S, Tick())
             self._link.start()
+            self._witnessing.start()
             self._notify("READY=1")
             address = self._site.configuration.coordinator.address
             self._log.announce(
@@ -125,8 +140,11 @@ class Daemon:
             self._mailbox.close()
             self._notify("STOPPING=1")
             self._floor.shut()
+            self._witnessing.stop()
             self._link.stop()
             self._out.flush()
+        if self._refuted is not None:
+            raise self._refuted
 
     @property
     def was_cut(self) -> bool:
@@ -158,11 +176,11 @@ class Daemon:
             case Acknowledged():
                 self._out.acknowledged(event.message_id)
             case MessageRefused():
-                self._log.warning("message.refused", code=event.problem.code)
-                self._out.acknowledged(event.message_id)
+                self._on_refused(event)
             case Connected():
                 self._log.info("link.connected")
                 self._out.send_waiting()
+                self._witnessing.call_soon()
             case Lost():
                 self._log.warning("link.lost", code=event.problem.code)
             case Deadline():
@@ -183,6 +201,23 @@ class Daemon:
                 self._renewal.take(event)
             case Asked():
                 self._operator.answer(event)
+            case LogRefuted():
+                self._refuted, self._over = event.problem, True
+
+    def _on_refused(self, event: MessageRefused) -> None:
+        """Let go of a message that was finally refused; a reply whose proof begins elsewhere goes with another one."""
+        self._log.warning("message.refused", code=event.problem.code)
+        refused = self._site.store.outgoing(event.message_id)
+        self._out.acknowledged(event.message_id)
+        if event.problem.code == PROOF_FROM_ELSEWHERE and isinstance(refused, PhaseReply):
+            self._floor.in_thread(lambda: self._prove_again(refused))
+
+    def _prove_again(self, reply: PhaseReply) -> None:
+        """Send a reply once more, after hearing what the coordinator holds of this site's log."""
+        self._witnessing.call_once()
+        proved = self._witnessing.prove(bytes.fromhex(reply.receipt), timeout_s=TICK_S)
+        if proved is not None:
+            self._out.send(reply.model_copy(update={"message_id": self._out.new_id(), "proved": proved}))
 
     # --- messages of the coordinator --------------------------------------------------------------------------
 
@@ -208,9 +243,12 @@ class Daemon:
                 self._book.phase(body)
             case JobControl():
                 self._book.control(body)
+                self._witnessing.call_soon(again=True)
             case CharterNotice():
                 self._site.receive_charter(bytes.fromhex(body.charter), bytes.fromhex(body.signature))
                 self._floor.forget_facts()
+            case WitnessNotice():
+                self._witnessing.on_notice(body, lambda answer: self._out.send(answer, keep=False))
             case _:
                 raise PeerMisbehaved("CFD-L09", "a message that a coordinator doesn't send")
 

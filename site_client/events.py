@@ -3,6 +3,7 @@
 import threading
 from dataclasses import dataclass, field
 
+from audit.errors import AuditError
 from federation.errors import ConfideError
 from federation.messages import Body, JobId
 from site_client.control import Asked
@@ -104,8 +105,16 @@ class Renewed:
     problem: ConfideError | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class LogRefuted:
+    """Others hold a longer or another tree of this site's log, which is frozen now: the daemon must end."""
+
+    problem: AuditError
+
+
 Event = (
     Arrived
+    | LogRefuted
     | Connected
     | Lost
     | Acknowledged

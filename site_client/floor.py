@@ -13,12 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
+from audit.events import Peer
 from audit.receipt import Receipt
 from federation.edge.files import make_folder
 from federation.edge.logs import Log
 from federation.errors import ConfideError, InvalidInput, OutOfOrder
 from federation.link.client import LinkClient
 from federation.messages import BlobReference, JobId, PhaseReply, PhaseRequest
+from federation.witness_messages import Proved
 from site_client.events import Deadline, KillUnless, Rested, StartOverdue
 from site_client.jobs import JobFacts, facts_of
 from site_client.mailbox import Mailbox
@@ -32,6 +34,7 @@ from site_client.trainer_messages import Failed, Ready
 from site_client.trainer_process import TrainerGone, TrainerSaid
 from site_client.trainers import Trainer, Trainers
 from site_client.uploads import Uploads
+from site_client.witnessing import SiteWitnessing
 
 KILL_AFTER_S: Final = 5.0
 BACKGROUND_THREADS: Final = 8
@@ -49,6 +52,7 @@ class Floor:
         mailbox: Gets what trainers and background work say.
         timers: Holds deadlines.
         variables: This process's environment, for trainers.
+        witnessing: Says whether a round may open, and proves what left.
     """
 
     def __init__(
@@ -60,12 +64,14 @@ class Floor:
         mailbox: Mailbox,
         timers: Timers,
         variables: Mapping[str, str],
+        witnessing: SiteWitnessing,
     ) -> None:
         self._site = site
         self._link = link
         self._log = log
         self._mailbox = mailbox
         self._timers = timers
+        self._witnessing = witnessing
         self._pool = ThreadPoolExecutor(max_workers=BACKGROUND_THREADS, thread_name_prefix="background")
         self._job_locks: dict[JobId, threading.Lock] = {}
         self._facts: dict[JobId, JobFacts] = {}
@@ -286,6 +292,22 @@ class Floor:
     def deliver(self, sent: Receipt, deadline_s: float) -> None:
         """Bring the update that the entry names to the coordinator."""
         self._uploads.deliver(sent, deadline_s=deadline_s)
+
+    def opening_problem(self, request: PhaseRequest) -> str | None:
+        """Return the code for which a round may not open here."""
+        return self._witnessing.opening_problem(request)
+
+    def contradict(self, request: PhaseRequest) -> None:
+        """Record that the coordinator counts an update of this site and doesn't show its receipt."""
+        self._witnessing.contradict_release(request)
+
+    def model_peer(self, job: str, round_number: int) -> Peer | None:
+        """Return the coordinator's entry of a released model, where it was shown."""
+        return self._witnessing.model_peer(job, round_number)
+
+    def prove(self, leaf: bytes, timeout_s: float) -> Proved | None:
+        """Return the proof that this site's log holds an entry."""
+        return self._witnessing.prove(leaf, timeout_s=timeout_s)
 
     def new_message_id(self) -> str:
         """Return an id for a message of this site."""

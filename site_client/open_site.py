@@ -178,7 +178,12 @@ class OpenSite:
     # --- charter ----------------------------------------------------------------------------------------------
 
     def _charters(self) -> CharterStore:
-        return CharterStore(self.home, own_site=self.site, accept_all=self._policy.policy.members == "accept")
+        return CharterStore(
+            self.home,
+            own_site=self.site,
+            accept_all=self._policy.policy.members == "accept",
+            witness_quorum=self.configuration.audit.witness_quorum,
+        )
 
     @property
     def charter(self) -> AcceptedCharter:

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import Final
 
 from audit.errors import AuditError
+from audit.events import Peer
 from audit.receipt import Receipt
 from federation.messages import BlobReference, EvaluationCounts, Phase, PhaseRequest
 from privacy.accounting.convert import nano
@@ -45,15 +46,22 @@ class PhaseTrail:
 
     # --- before the work --------------------------------------------------------------------------------------
 
-    def followed(self, found: Followed) -> None:
-        """The site reached the model that the phase begins from; an attempt before this one is in no result."""
+    def followed(self, found: Followed, *, peer_of: Callable[[str, int], Peer | None]) -> None:
+        """The site reached the model that the phase begins from; an attempt before this one is in no result.
+
+        Args:
+            found: The releases that were followed.
+            peer_of: Returns the coordinator's entry of a job's model of a round, where it was shown.
+        """
         records, plan = self._site.records, self._facts.plan
         if self._work.phase is Phase.TRAIN and self._work.attempt > 0:
             records.attempt_abandoned(self._facts.job, self._work.round, self._work.attempt - 1)
         for step in found.steps:
             if step.release.step > 0:
                 records.round_released(step.release)
-                records.model_accepted(step.release, previous=step.previous, strategy=plan.server.strategy)
+                peer = peer_of(self._facts.job, step.release.round)
+                strategy = plan.server.strategy
+                records.model_accepted(step.release, previous=step.previous, strategy=strategy, peer=peer)
         if self._work.phase is Phase.TRAIN:
             count = len(plan.sites.invite)
             records.round_opened(self._facts.job, self._work.round, found.applied.digest, invited_count=count)

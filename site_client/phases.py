@@ -20,11 +20,24 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from audit.errors import AuditError
+from audit.events import Peer
 from audit.receipt import Receipt
 from federation.errors import ConfideError
 from federation.link.chunks import reference_of
-from federation.messages import BlobReference, JobId, Outcome, Phase, PhaseReply, PhaseRequest, Reason, encode_body
+from federation.messages import (
+    BlobReference,
+    JobId,
+    Outcome,
+    Phase,
+    PhaseReply,
+    PhaseRequest,
+    Reason,
+    Release,
+    decode_body,
+    encode_body,
+)
 from federation.tensors import check_update
+from federation.witness_messages import Proved
 from privacy.errors import LedgerUnavailable, PrivacyError
 from site_client import lineage
 from site_client.budget.leases import RoundLeases
@@ -53,6 +66,19 @@ KILLED: Final = "CFD-R50"
 NO_BUDGET: Final = "CFD-R55"
 NOT_FETCHED: Final = "CFD-R82"
 NOT_RECORDED: Final = "CFD-R63"
+CONTRADICTED: Final = "CFD-A16"
+
+
+class NotOpened(ConfideError):
+    """The round may not open here: what the request shows of the coordinator's log isn't enough.
+
+    Attributes:
+        because: The code that the coordinator and the audit log get.
+    """
+
+    def __init__(self, because: str) -> None:
+        super().__init__("CFD-R91", f"the round doesn't open here ({because})")
+        self.because: Final = because
 
 
 class Standing(StrEnum):
@@ -88,6 +114,22 @@ class Tools(Protocol):
 
     def deliver(self, sent: Receipt, deadline_s: float) -> None:
         """Bring the update that the entry names to the coordinator; from any thread."""
+        ...
+
+    def opening_problem(self, request: PhaseRequest) -> str | None:
+        """Return the code for which a round may not open here, None where it may; from any thread."""
+        ...
+
+    def contradict(self, request: PhaseRequest) -> None:
+        """Record that the coordinator counts an update of this site and doesn't show its receipt."""
+        ...
+
+    def model_peer(self, job: str, round_number: int) -> Peer | None:
+        """Return the coordinator's entry of a released model, where it was shown."""
+        ...
+
+    def prove(self, leaf: bytes, timeout_s: float) -> Proved | None:
+        """Return the proof that this site's log holds an entry, None where it can't be made; from any thread."""
         ...
 
     def new_message_id(self) -> str:
@@ -138,7 +180,16 @@ class PhaseRun:
         self._background("followed", lambda: self._follow(applied))
 
     def _follow(self, applied: Applied | None) -> Followed:
-        return lineage.follow(
+        """Return where the releases lead, for a round that may open.
+
+        Raises:
+            NotOpened: It may not.
+            ConfideError: As `lineage.follow`.
+        """
+        opens = self.work.phase is Phase.TRAIN
+        if opens and (code := self._tools.opening_problem(self._request)) is not None:
+            raise NotOpened(code)
+        followed = lineage.follow(
             self.facts.lineage,
             newest=self._request.release,
             signature=bytes.fromhex(self._request.release_signature),
@@ -146,6 +197,15 @@ class PhaseRun:
             applied=applied,
             fetch=self._fetch,
         )
+        if opens and self._request.receipt is None and self._counts_this_site():
+            self._tools.contradict(self._request)
+            raise NotOpened(CONTRADICTED)
+        return followed
+
+    def _counts_this_site(self) -> bool:
+        """Return whether the newest release counts an update of this site."""
+        record = decode_body("release", self._fetch(self._request.release).read_bytes())
+        return isinstance(record, Release) and record.step > 0 and self._site.site in record.survivors
 
     def _fetch(self, reference: BlobReference) -> Path:
         """Return a blob's file: the request carried it, it is here, or it is fetched."""
@@ -168,11 +228,15 @@ class PhaseRun:
                 self._on_delivered(done)
 
     def _on_followed(self, done: Background) -> None:
+        if isinstance(done.problem, NotOpened):
+            self._site.records.phase_refused(self.facts.job, self.work.round, code=done.problem.because)
+            self._fail(done.problem.because)
+            return
         if done.problem is not None:
             self._refuse_release(done.problem)
             return
         self._followed = done.result
-        self._trail.followed(done.result)
+        self._trail.followed(done.result, peer_of=self._tools.model_peer)
         lineage.forget_older(self.facts.lineage, done.result.applied)
         self._open_when_ready()
 
@@ -347,7 +411,12 @@ class PhaseRun:
         except AuditError:
             self._fail(NOT_RECORDED)
             return
-        self._background("delivered", lambda: self._tools.deliver(sent, self._left_s()))
+        self._background("delivered", lambda: self._deliver(sent))
+
+    def _deliver(self, sent: Receipt) -> Proved | None:
+        """Bring the update to the coordinator, and return the proof that the log records it."""
+        self._tools.deliver(sent, self._left_s())
+        return self._tools.prove(sent.leaf, self._left_s())
 
     def _on_delivered(self, done: Background) -> None:
         if done.problem is not None:
@@ -359,6 +428,7 @@ class PhaseRun:
             update=self._update,
             weight=self.facts.terms.units_declared if declared else 1,
             receipt="" if self._receipt is None else self._receipt.leaf.hex(),
+            proved=done.result,
         )
 
     def _send_evaluation(self, line: Done) -> None:

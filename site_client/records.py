@@ -307,9 +307,11 @@ class Records:
             round=release.round,
         )
 
-    def model_accepted(self, release: Release, *, previous: str, strategy: str) -> None:
-        """The site reached the released model itself."""
-        self._model(release, previous=previous, strategy=strategy, code=None)
+    def model_accepted(
+        self, release: Release, *, previous: str, strategy: str, peer: events.Peer | None = None
+    ) -> None:
+        """The site reached the released model itself; `peer` is the coordinator's entry of it, where that was shown."""
+        self._model(release, previous=previous, strategy=strategy, code=None, peer=peer)
 
     def model_refused(
         self, job: JobId, round_number: int, *, offered: str, previous: str, strategy: str, code: str
@@ -328,7 +330,9 @@ class Records:
             strategy=strategy,
         )
 
-    def _model(self, release: Release, *, previous: str, strategy: str, code: str | None) -> None:
+    def _model(
+        self, release: Release, *, previous: str, strategy: str, code: str | None, peer: events.Peer | None
+    ) -> None:
         self._submit(
             events.ModelAccepted,
             DAEMON,
@@ -340,6 +344,7 @@ class Records:
             previous=previous,
             sum_digest=release.mean.root,
             strategy=strategy,
+            peer=peer,
         )
 
     def update_sent(self, job: JobId, round_number: int, update: BlobReference) -> Receipt:

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, delete, insert, select, update
 
 from federation.edge.database import read, transact
 from federation.errors import ConfideError
-from federation.messages import Answer, Body, JobId, PhaseReply, decode_body, encode_body, kind_of
+from federation.messages import Answer, Body, JobId, Phase, PhaseReply, decode_body, encode_body, kind_of
 from site_client.migrations import bring_up
 from site_client.session import ENDED, Session, Stage, Work, decode_session, encode_session
 from site_client.stored import Applied, Approval, Outgoing, PolicyVersion, StoredJob, Terms
@@ -132,6 +132,16 @@ class Store:
             raise TypeError("a stored reply is of another kind")
         return reply
 
+    def receipts(self, job: JobId, round_number: int) -> tuple[bytes, ...]:
+        """Return the leaves of the entries `update.sent` that this site sent for a round, one for each attempt."""
+        wanted = (REPLY.c.job == job, REPLY.c.round == round_number, REPLY.c.phase == Phase.TRAIN.value)
+        with read(self._engine) as connection:
+            bodies = connection.execute(select(REPLY.c.body).where(*wanted)).scalars().all()
+        replies = (decode_body("phase-reply", body) for body in bodies)
+        return tuple(
+            bytes.fromhex(reply.receipt) for reply in replies if isinstance(reply, PhaseReply) and reply.receipt
+        )
+
     def save_reply(self, session: Session, work: Work, reply: PhaseReply, applied: Applied | None) -> None:
         """Store how a phase ended, its message and the applied release; a phase that has a reply keeps it."""
 
@@ -186,6 +196,12 @@ class Store:
         with read(self._engine) as connection:
             rows = connection.execute(select(OUTBOX).order_by(OUTBOX.c.number)).all()
         return tuple(Outgoing(row.number, row.message_id, row.kind, row.body) for row in rows)
+
+    def outgoing(self, message_id: str) -> Body | None:
+        """Return a message that the coordinator hasn't acknowledged, None where there is none of that id."""
+        with read(self._engine) as connection:
+            row = connection.execute(select(OUTBOX).where(OUTBOX.c.message_id == message_id)).one_or_none()
+        return None if row is None else decode_body(row.kind, row.body)
 
     def acknowledge(self, message_ids: tuple[str, ...]) -> None:
         """Forget messages that the coordinator has."""

@@ -61,6 +61,7 @@ from audit.events.log_events import (
     LogFrozen,
     LogOpened,
     SubjectErased,
+    WitnessAcknowledged,
     WitnessCosigned,
     WitnessRefused,
     WitnessStale,
@@ -199,6 +200,7 @@ _MODELS: Final[tuple[type[Draft], ...]] = (
     WitnessCosigned,
     WitnessStale,
     WitnessRefused,
+    WitnessAcknowledged,
     PeerContradicted,
 )
 ACTIONS: Final[dict[str, type[Draft]]] = {model.model_fields["action"].default: model for model in _MODELS}
@@ -317,6 +319,7 @@ __all__ = [
     "UserLogin",
     "UserLogout",
     "UserRemoved",
+    "WitnessAcknowledged",
     "WitnessCosigned",
     "WitnessRefused",
     "WitnessStale",

@@ -196,3 +196,11 @@ class WitnessRefused(Draft):
     held: TreeHead
     offered: TreeHead
     evidence: Annotated[list[Hash], Field(max_length=MAX_ITEMS)] | None = None
+
+
+class WitnessAcknowledged(Draft):
+    """A person took note of a proved fork of another log; work with its owner may go on."""
+
+    action: Literal["witness.acknowledged"] = "witness.acknowledged"
+    log: Token
+    evidence: Annotated[list[Hash], Field(max_length=MAX_ITEMS)]

@@ -27,9 +27,11 @@ class RoundOpened(_Round):
 
 
 class RoundReleased(_Round):
-    """A round ended with a result."""
+    """A round ended with a result; `receipts_root` is the tree over its survivors' entries, by site id."""
 
     action: Literal["round.released"] = "round.released"
+    survivors_count: Count | None = None
+    receipts_root: Hash | None = None
 
 
 class RoundAbandoned(_Round):

@@ -7,7 +7,7 @@ from sqlalchemy import Engine
 
 from federation.edge import migrations
 
-HEAD: Final = "0002"
+HEAD: Final = "0003"
 """The newest file in `versions/`."""
 
 

@@ -1,4 +1,4 @@
-"""Section `audit` of a role's configuration file: how its log signs checkpoints, waits, and where it is kept."""
+"""Section `audit` of a role's configuration file: how its log signs, waits, is witnessed, and where it is kept."""
 
 import os
 import signal
@@ -32,6 +32,17 @@ class AuditSection(Settings):
         float, Field(gt=0, le=600, description="seconds that an entry waits for room, or for a lost database")
     ] = 10.0
     queue_entries: Annotated[int, Field(ge=1, le=1_000_000, description="entries that may wait")] = 4096
+    gossip_every_s: Annotated[
+        float,
+        Field(gt=0, le=86_400, description="seconds between a site's calls to its witnesses while no round ends"),
+    ] = 300.0
+    stale_after_s: Annotated[
+        float, Field(gt=0, description="seconds that news of the log may stay without a quorum of witnesses")
+    ] = 86_400.0
+    witness_quorum: Annotated[
+        int | None,
+        Field(ge=1, le=4096, description="operators that must witness a log; default: more than half of the others"),
+    ] = None
 
     def log_settings(self, *, allow_network_filesystem: bool) -> LogSettings:
         """Return the section as the log takes it."""

@@ -80,6 +80,13 @@ class LinkBackend(Protocol):
         """Note that `site` finally refused a message that was sent to it."""
         ...
 
+    def on_witness(self, site: str, call: Body) -> Body:
+        """Return the answer to a call of `federation.witness_messages`, which the site itself signed.
+
+        It has the call's message id. What it says as a witness is durable before it is returned.
+        """
+        ...
+
     def may_fetch(self, site: str, reference: BlobReference) -> bool:
         """Return whether `site` may read this blob."""
         ...

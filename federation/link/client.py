@@ -28,10 +28,14 @@ from federation.link.dial import Dialler, SiteTls
 from federation.link.limits import LinkLimits
 from federation.link.outbox import Backoff, MessageIds, Randomness
 from federation.link.route import Route
-from federation.link.wire import ENROLMENT, LINK, PASSING_CODES, Signer, signed
+from federation.link.wire import ENROLMENT, LINK, PASSING_CODES, WITNESS, Signer, signed
 from federation.messages import BlobReference, Body, Hello, HelloReply, SignedMessage
+from federation.witness_messages import CheckpointCall, CosignCall, EntriesCall
 
 _log: Final = structlog.get_logger("confide.link")
+
+
+_WITNESS_CALLS: Final = {CheckpointCall: "Checkpoint", CosignCall: "Cosign", EntriesCall: "Entries"}
 
 
 class LinkHandler(Protocol):
@@ -232,6 +236,21 @@ class LinkClient:
             channel, service = self._dialler.as_guest(), ENROLMENT
         with channel:
             return self._dialler.call_document(channel, f"/{service}/Renew", request)
+
+    def witness(self, call: CheckpointCall | CosignCall | EntriesCall) -> Body:
+        """Return the coordinator's signed answer to a call about audit logs. Call it from any thread.
+
+        Raises:
+            ConfideError: It failed; why, in words.
+        """
+        message_id, message = sign_message(self._identity, call, self._limits)
+        name = _WITNESS_CALLS[type(call)]
+        with self._dialler.as_member(self._tls()) as channel:
+            travelled = self._dialler.call_signed(channel, f"/{WITNESS}/{name}", signed(message_id, message))
+        _, reply = open_message(travelled, self._coordinator_key())
+        if travelled.message_id != message_id:
+            raise PeerMisbehaved("CFD-L09", "the coordinator answered another call")
+        return reply
 
     def reconnect(self) -> None:
         """Attend anew, with the certificate that `tls` returns now; pending messages are sent again."""

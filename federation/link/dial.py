@@ -99,6 +99,19 @@ class Dialler:
             raise self.in_words(problem) from None
         return reply
 
+    def call_signed(self, channel: grpc.Channel, method: str, request: pb.Signed) -> pb.Signed:
+        """Return the answer to a call that carries one signed body each way.
+
+        Raises:
+            ConfideError: It failed; why, in words.
+        """
+        call = channel.unary_unary(method, pb.Signed.SerializeToString, pb.Signed.FromString)
+        try:
+            reply: pb.Signed = call(request, timeout=self._limits.connect_timeout_s)
+        except grpc.RpcError as problem:
+            raise self.in_words(problem) from None
+        return reply
+
     def in_words(self, problem: grpc.RpcError) -> ConfideError:
         """Return why a call failed: the coordinator's own words, or what a look at the route finds."""
         refusal = refusal_in(problem)

@@ -23,14 +23,15 @@ from federation.link import link_pb2 as pb
 from federation.link.attendance import Attendances, SiteState
 from federation.link.backend import AttendanceState, LinkBackend
 from federation.link.blobs import BlobStore
-from federation.link.correspondence import sign_message
+from federation.link.correspondence import open_message, sign_message
 from federation.link.gate import Gate, answering, streaming
 from federation.link.guest import guest_authority_pem
 from federation.link.limits import LinkLimits
 from federation.link.outbox import MessageIds, Randomness
 from federation.link.transfers import Transfers
-from federation.link.wire import ENROLMENT, LINK, Signer, as_is, channel_options
+from federation.link.wire import ENROLMENT, LINK, WITNESS, Signer, as_is, channel_options, signed
 from federation.messages import Body, Versions
+from federation.witness_messages import CheckpointCall, CosignCall, EntriesCall
 
 _log: Final = structlog.get_logger("confide.link")
 _SPARE_THREADS: Final = 16
@@ -116,7 +117,9 @@ class LinkServer:
             max_message_bytes=self._limits.max_message_bytes, keepalive_s=self._limits.heartbeat_s
         )
         self._server = grpc.server(self._pool, options=[*options, ("grpc.so_reuseport", 0)])
-        self._server.add_generic_rpc_handlers((self._enrolment_service(), self._link_service()))
+        self._server.add_generic_rpc_handlers(
+            (self._enrolment_service(), self._link_service(), self._witness_service())
+        )
         credentials = grpc.dynamic_ssl_server_credentials(
             self._configuration(),
             self._changed_configuration,  # type: ignore[arg-type]
@@ -248,6 +251,28 @@ class LinkServer:
                 "Renew": _document_method(self._renew_as_member),
             },
         )
+
+    def _witness_service(self) -> "grpc.GenericRpcHandler[Any, Any]":
+        calls: dict[str, type[CheckpointCall | CosignCall | EntriesCall]] = {
+            "Checkpoint": CheckpointCall,
+            "Cosign": CosignCall,
+            "Entries": EntriesCall,
+        }
+        return grpc.method_handlers_generic_handler(
+            WITNESS, {name: self._witness_method(kind) for name, kind in calls.items()}
+        )
+
+    def _witness_method(
+        self, kind: type[CheckpointCall | CosignCall | EntriesCall]
+    ) -> "grpc.RpcMethodHandler[Any, Any]":
+        def method(request: pb.Signed, context: grpc.ServicerContext) -> pb.Signed:
+            peer = self._gate.peer(context, active=True)
+            _, call = open_message(request, peer.member.identity_key)
+            if not isinstance(call, kind) or call.site != peer.site:
+                raise PeerMisbehaved("CFD-L08", f"site {peer.site} sent a call that isn't its own, or another one")
+            return signed(*sign_message(self._identity, self._backend.on_witness(peer.site, call), self._limits))
+
+        return grpc.unary_unary_rpc_method_handler(answering(method), pb.Signed.FromString, pb.Signed.SerializeToString)
 
     def _attend(self, requests: Iterator[pb.Envelope], context: grpc.ServicerContext) -> Iterator[pb.Envelope]:
         peer = self._gate.peer(context, active=False)

@@ -26,6 +26,7 @@ from federation.messages import BlobReference, Body, SignedMessage
 
 ENROLMENT: Final = "confide.link.v1.Enrolment"
 LINK: Final = "confide.link.v1.Link"
+WITNESS: Final = "confide.link.v1.Witness"
 CODE_KEY: Final = "confide-code"
 _CHUNK_TAG: Final = 0x12  # field 2, length-delimited (protobuf encoding, "Length-Delimited Records")
 PASSING_CODES: Final = frozenset(

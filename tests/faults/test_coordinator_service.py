@@ -32,7 +32,7 @@ def house(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[House]:
     made.add(*SITES)
     made.start()
     yield made
-    made.stop()
+    made.close()
 
 
 @pytest.fixture
@@ -311,6 +311,7 @@ def test_retry_starts_from_the_model_of_the_round_before(house: House, join: Joi
 
 
 def test_the_same_idempotency_key_gives_the_same_job(house: House, join: Join) -> None:
+    join("north")  # with mercy a quorum of witnesses
     join("mercy")
     one = house.submit(plan_text(("mercy",), quorum=1), idempotency_key="k1")
     assert house.submit(plan_text(("mercy",), quorum=1), idempotency_key="k1") == one
@@ -336,6 +337,7 @@ def test_only_a_person_of_the_charter_may_submit_and_only_with_their_key(house: 
 
 
 def test_a_vouched_job_carries_the_services_signature_and_says_so(house: House, join: Join) -> None:
+    join("north")  # with mercy a quorum of witnesses
     join("mercy")
     service = house.service
     assert service is not None
@@ -431,6 +433,7 @@ def test_a_second_process_on_the_home_is_refused(house: House) -> None:
 
 
 def test_watching_wakes_up_as_soon_as_something_happens(house: House, join: Join) -> None:
+    join("north")  # with mercy a quorum of witnesses
     site = join("mercy")
     site.hold.clear()
     job = house.submit(plan_text(("mercy",), quorum=1, rounds="1"))

@@ -201,7 +201,7 @@ def carried(*cosigners: note.Signer, **event: object) -> ProofFile:
     [
         (0, {"action": "job.submitted"}),
         (1, {"action": "round.released", "round": 0}),
-        (5, {"action": "round.abandoned", "round": 4}),
+        (5, {"action": "round.abandoned", "round": 4, "decision": "failed"}),
     ],
 )
 def test_a_round_opens_on_the_witnessed_end_of_the_one_before(round_number: int, event: dict[str, object]) -> None:
@@ -217,6 +217,7 @@ def test_a_round_opens_on_the_witnessed_end_of_the_one_before(round_number: int,
         (0, {"action": "job.submitted", "decision": "refused"}),
         (1, {"action": "job.submitted"}),
         (2, {"action": "round.released", "round": 0}),
+        (1, {"action": "round.released", "round": 0, "decision": "refused"}),
         (1, {"action": "round.opened", "round": 0}),
         (1, {"action": "round.released"}),
         (2, {"action": "round.released", "round": True}),

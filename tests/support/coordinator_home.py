@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from audit import events
+from audit.log import AuditLog
 from coordinator import membership_home
 from coordinator.evaluation import BINS
 from coordinator.init_command import init
@@ -21,6 +24,8 @@ from coordinator.service import CoordinatorService, open_service
 from federation import canonical, contract, plan
 from federation.certificates import certificate_from_der, certificate_to_der, certificate_to_pem, tls_key_to_pem
 from federation.charter import Person, Role
+from federation.edge.audit_settings import AuditSection
+from federation.edge.audit_trail import begin_log
 from federation.edge.clock import SystemClock
 from federation.edge.documents import parse_document
 from federation.edge.homes import CoordinatorHome, load_identity
@@ -34,6 +39,7 @@ from federation.link.limits import LinkLimits
 from federation.link.route import choose_route, parse_address
 from federation.messages import (
     Answer,
+    BlobReference,
     Body,
     CharterNotice,
     DatasetNotice,
@@ -55,6 +61,8 @@ from federation.messages import (
 )
 from federation.models import layout
 from federation.tensors import write_tensors
+from federation.witness_messages import WitnessNotice
+from site_client.witnessing import SiteWitnessing
 from tests.support.audit_logs import events_in
 from tests.support.clocks import MovableClock
 from tests.support.membership import FEDERATION, SiteKeys
@@ -113,6 +121,8 @@ class House:
         self.clock = MovableClock()
         self.alice = IdentityKey.generate()
         self.keys: dict[str, SiteKeys] = {}
+        self.logs: dict[str, AuditLog] = {}
+        self.witnesses: list[SiteWitnessing] = []
         self.service: CoordinatorService | None = None
         self.port = 0
         self._with_membership(self._put_alice)
@@ -125,7 +135,8 @@ class House:
             change(store, configuration)
             wanted = store.proposed()
             if wanted is not None:
-                store.sign(load_identity(self.home.root_file), wanted)
+                signed = store.sign(load_identity(self.home.root_file), wanted)
+                membership_home.write_trust(self.home, signed.charter)
         finally:
             engine.dispose()
 
@@ -138,6 +149,7 @@ class House:
         for site in sites:
             keys = SiteKeys(site)
             self.keys[site] = keys
+            keys.audit = begin_log(self.log_folder(site), federation=FEDERATION, party=site, clock=SystemClock())
 
             def change(store: Any, configuration: Any, keys: SiteKeys = keys) -> None:
                 authority = self.home.certificate_authority()
@@ -148,6 +160,24 @@ class House:
                 store.decide(lambda _: ([PutMember(keys.member(), keys.certificate)], None))  # type: ignore[attr-defined]
 
             self._with_membership(change)
+
+    def log_folder(self, site: str) -> Path:
+        """Return where the log of a site lies."""
+        return self.home.path.parent / "logs" / site / "audit"
+
+    def log_of(self, site: str) -> AuditLog:
+        """Return the open log of a site; it stays open until the house is closed."""
+        if site not in self.logs:
+            self.logs[site] = AuditLog.open(self.log_folder(site), clock=SystemClock())
+        return self.logs[site]
+
+    def close(self) -> None:
+        """Stop the service, and close the sites' logs."""
+        self.stop()
+        for witness in self.witnesses:
+            witness.stop()
+        for log in self.logs.values():
+            log.close()
 
     def start(self) -> CoordinatorService:
         """Open the home and start the service, on the same port as before."""
@@ -205,8 +235,11 @@ class FakeSite:
         self.update: Callable[[PhaseRequest], dict[str, np.ndarray]] = lambda request: self.constant(self.value)
         self._kept: dict[tuple[str, int, int, Phase], PhaseReply] = {}
         self._plans: dict[str, plan.Plan] = {}
+        self._sent: dict[str, tuple[str, int, int, Phase]] = {}
+        self.not_opened: list[str] = []
         self._lock = threading.Lock()
         self.blobs = BlobStore(self.folder)
+        self.log = self.house.log_of(self.site)
         pem = certificate_to_pem(certificate_from_der(self.keys.certificate))  # type: ignore[attr-defined]
         self.client = LinkClient(
             site=self.site,
@@ -221,6 +254,22 @@ class FakeSite:
             clock=SystemClock(),
             randomness=secrets.token_bytes,
         )
+        audit = self.house.log_folder(self.site)
+        known: Any = SimpleNamespace(
+            records=SimpleNamespace(log=self.log),
+            configuration=SimpleNamespace(audit=AuditSection()),
+            home=SimpleNamespace(trust=self.house.home.trust, audit=audit),
+            site=self.site,
+            clock=SystemClock(),
+            store=SimpleNamespace(receipts=self._receipts),
+        )
+        self.witness = SiteWitnessing(known, self.client, open_log(level="error"), on_fatal=lambda _problem: None)
+
+    def _receipts(self, job: str, round_number: int) -> tuple[bytes, ...]:
+        kept = [
+            reply for key, reply in self._kept.items() if (key[0], key[1], key[3]) == (job, round_number, Phase.TRAIN)
+        ]
+        return tuple(bytes.fromhex(reply.receipt) for reply in kept)
 
     def constant(self, value: float) -> dict[str, np.ndarray]:
         manifest = layout.manifest(next(iter(self._plans.values())).model, contract.width(KNOWN))
@@ -249,6 +298,10 @@ class FakeSite:
 
     def on_connected(self, reply: HelloReply) -> None:
         self.replies.append(reply)
+        if self.witness not in self.house.witnesses:
+            self.house.witnesses.append(self.witness)
+            self.witness.start()
+        self.witness.call_soon()
 
     def on_lost(self, problem: ConfideError) -> None:
         self.lost.append(problem)
@@ -258,8 +311,21 @@ class FakeSite:
 
     def on_refused(self, message_id: str, problem: ConfideError) -> None:
         self.refused.append(problem)
+        if problem.code == "CFD-L27":
+            threading.Thread(target=self._prove_again, args=(self._sent[message_id],), daemon=True).start()
+
+    def _prove_again(self, key: tuple[str, int, int, Phase]) -> None:
+        self.witness.call_once()
+        reply = self._kept[key]
+        self._kept[key] = reply.model_copy(
+            update={"proved": self.witness.prove(bytes.fromhex(reply.receipt), timeout_s=60)}
+        )
+        self.client.send(self._kept[key].model_copy(update={"message_id": self.client.message_ids.next()}))
 
     def on_message(self, message: SignedMessage, body: Body) -> None:
+        if isinstance(body, WitnessNotice):
+            self.witness.on_notice(body, self.client.send)
+            return
         self.received.append(body)
         if isinstance(body, (Offer, PhaseRequest, PreviewRequest)):
             threading.Thread(target=self._act, args=(body,), daemon=True).start()
@@ -307,16 +373,22 @@ class FakeSite:
         with self._lock:
             if key not in self._kept:
                 self._kept[key] = self._work(request)
-            return self._kept[key].model_copy(update={"message_id": self.client.message_ids.next()})
+            reply = self._kept[key].model_copy(update={"message_id": self.client.message_ids.next()})
+            self._sent[reply.message_id] = key
+            return reply
 
     def _work(self, request: PhaseRequest) -> PhaseReply:
-        update, counts = None, None
+        update, counts, proved, leaf = None, None, None, b""
         if request.phase is Phase.TRAIN:
             self.trained.append((request.job, request.round, request.attempt))
             path = self.folder / f"update-{secrets.token_hex(4)}"
             write_tensors(path, self.update(request))
             update = self.blobs.put_file(path)
             self.client.deliver(update, deadline_s=120)
+            if (problem := self.witness.opening_problem(request)) is not None:
+                self.not_opened.append(problem)
+            leaf = self._record(request, update)
+            proved = self.witness.prove(leaf, timeout_s=60)
         else:
             counts = EvaluationCounts(
                 release="public",
@@ -335,7 +407,24 @@ class FakeSite:
             update=update,
             evaluation=counts,
             epsilon=(0.5).hex(),
+            receipt=leaf.hex(),
+            proved=proved,
         )
+
+    def _record(self, request: PhaseRequest, update: BlobReference) -> bytes:
+        egress = events.Egress(
+            what="update", hash=f"sha256:{update.root}", bytes=update.size_bytes, to="coordinator", encrypted=True
+        )
+        return self.log.append(
+            events.UpdateSent(
+                id=self.log.new_id(),
+                decision="allowed",
+                actor=events.Actor(kind="service", id="daemon"),
+                job=request.job,
+                round=request.round,
+                egress=egress,
+            )
+        ).leaf
 
     # --- what it saw ------------------------------------------------------------------------------------------
 

@@ -77,6 +77,7 @@ from site_client.data.data_map import plain_map
 from site_client.data.registration import DataOffice, Wish
 from site_client.data.registry import SplitRule
 from tests.support import audit_logs, site_data
+from tests.support.played_witnesses import PlayedWitnesses
 
 FEDERATION = "heart.example.org"
 SITE = "mercy"
@@ -113,7 +114,8 @@ def until(condition: Callable[[], object], *, within_s: float = 90.0, what: str 
 class Federation:
     """Keys of the federation and of people who submit."""
 
-    def __init__(self) -> None:
+    def __init__(self, witnesses: PlayedWitnesses) -> None:
+        self.witnesses = witnesses
         self.root = IdentityKey.generate()
         key = new_tls_key()
         self.authority = Authority(new_authority(FEDERATION, key, now=now() - timedelta(days=1)), key)
@@ -128,7 +130,7 @@ class Federation:
                 identity=IdentityKey.generate().public.hex(),
                 tls=secrets.token_hex(32),
                 status=MemberStatus.ACTIVE,
-                audit=self.audit_keys("st-anna"),
+                audit=self.audit_keys("st-anna").model_copy(update={"witness": str(witnesses.other.key)}),
             )
         ]
         self.epochs: list[bytes] = []
@@ -154,7 +156,7 @@ class Federation:
                 operator="University",
                 identity=self.identity.public.hex(),
                 authority=self.authority_der.hex(),
-                audit=self.audit_keys(),
+                audit=self.witnesses.keys,
             ),
             members=tuple(sorted(self.members, key=lambda member: member.site)),
             people=(
@@ -165,6 +167,7 @@ class Federation:
         held = self.epochs[-1] if self.epochs else None
         body = charters.encode_charter(charters.next_charter(held, proposal))
         self.epochs.append(body)
+        self.witnesses.enact(charters.read_charter(body))
         return body, charters.sign_charter(self.root, body)
 
 
@@ -204,10 +207,13 @@ class PlayedCoordinator:
             clock=SystemClock(),
             randomness=secrets.token_bytes,
         )
+        self.witnesses = federation.witnesses
+        self.witnesses.begin(self.server, self.server.message_ids.next)
         self.port = self.server.start()
 
     def stop(self) -> None:
         self.server.stop(0.1)
+        self.witnesses.close()
 
     # --- LinkBackend ------------------------------------------------------------------------------------------
 
@@ -262,7 +268,11 @@ class PlayedCoordinator:
 
     def on_message(self, site: str, message: SignedMessage, body: Body) -> None:
         self.before_taking(body)
-        self.messages.put(body)
+        if not self.witnesses.take(body):
+            self.messages.put(body)
+
+    def on_witness(self, site: str, call: Body) -> Body:
+        return self.witnesses.witnessing.answer(site, call)
 
     def on_attendance(self, site: str, state: AttendanceState, since: datetime) -> None:
         self.connected = state is AttendanceState.CONNECTED
@@ -355,6 +365,7 @@ class PlayedJob:
         self.asked: tuple[int, int, Phase] | None = None
         self.heard: set[tuple[int, int, Phase]] = set()
         self.sign(self.record(0, coordinator.blobs.put_file(self.model)))
+        coordinator.witnesses.submitted(self.job)
 
     def record(self, round_number: int, mean: BlobReference) -> Release:
         return Release(
@@ -365,9 +376,13 @@ class PlayedJob:
             previous=self.releases[-1][0] if self.releases else None,
             mean=mean,
             model=state_digest(self.model, self.state, step=self.step),
-            survivors=(SITE,) if self.step else (),
+            survivors=(self.survivor(round_number),) if self.step else (),
             weights=(1,) if self.step else (),
         )
+
+    def survivor(self, round_number: int) -> str:
+        """The site, where its update of that round was proved; else the other member."""
+        return SITE if (self.job, round_number) in self.coordinator.witnesses.receipts else "st-anna"
 
     def sign(self, release: Release) -> None:
         body = encode_body(release)
@@ -394,8 +409,13 @@ class PlayedJob:
             new_model=model,
             new_state=state,
         )
+        before = state_digest(self.model, self.state, step=self.step - 1)
         self.model, self.state = model, state
-        self.sign(self.record(round_number, self.coordinator.blobs.put_file(mean)))
+        record = self.record(round_number, self.coordinator.blobs.put_file(mean))
+        self.coordinator.witnesses.released(
+            self.job, round_number, model=record.model, previous=before, sum_digest=record.mean.root
+        )
+        self.sign(record)
 
     def request(
         self, round_number: int, attempt: int = 0, phase: Phase = Phase.TRAIN, *, deadline_s: int = 60, **changes: Any
@@ -411,6 +431,8 @@ class PlayedJob:
             "release": reference,
             "release_signature": signature.hex(),
         }
+        if phase is Phase.TRAIN:
+            given |= self.coordinator.witnesses.opening(self.job, round_number)
         return PhaseRequest(**{**given, **changes})
 
     def ask(self, round_number: int, attempt: int = 0, phase: Phase = Phase.TRAIN, **changes: Any) -> None:
@@ -431,7 +453,8 @@ class SiteRig:
     """One site: its home, and its daemon as a process."""
 
     def __init__(self, folder: Path, *, policy: str = POLICY, units: int = 64, grace_s: float = 0.3) -> None:
-        self.federation = Federation()
+        witnesses = PlayedWitnesses(folder / "witnesses", federation=FEDERATION, site=SITE)
+        self.federation = Federation(witnesses)
         self.coordinator = PlayedCoordinator(self.federation, folder / "coordinator")
         self.home = SiteHome(folder / SITE)
         self.process: subprocess.Popen[bytes] | None = None

@@ -77,7 +77,7 @@ def test_every_written_entry_fits_the_shipped_schema(tmp_path: Path) -> None:
 
 
 def test_every_action_of_the_specification_has_its_model() -> None:
-    assert len(ACTIONS) == 79
+    assert len(ACTIONS) == 80
     assert all(model.model_fields["action"].default == action for action, model in ACTIONS.items())
     assert all(model.__doc__ for model in ACTIONS.values())
 
