@@ -61,12 +61,12 @@ class Stage:
         """Return the home of a party."""
         return self.folder / "coordinator" if party == "coordinator" else self.folder / "sites" / party
 
-    def confide(self, *arguments: str, timeout_s: float = 120) -> str:
-        """Run one command and return what it printed on standard output."""
+    def confide(self, *arguments: str, timeout_s: float = 120, status: int = 0) -> str:
+        """Run one command, expect `status`, and return what it printed on standard output."""
         done = subprocess.run(
             command(*arguments), capture_output=True, text=True, timeout=timeout_s, env=quiet_environment(), check=False
         )
-        if done.returncode:
+        if done.returncode != status:
             shown = " ".join(["confide", *arguments])
             raise DemoError(
                 f"`{shown}` ended with status {done.returncode}:\n{done.stderr.strip()}",
@@ -312,6 +312,21 @@ def print_summary(stage: Stage, summary: dict[str, Any]) -> None:
         say(f"  {party:<14}{verified['verdict']}, {verified['log']['size']} entries")
 
 
+def question_the_log(stage: Stage) -> None:
+    """Answer an officer from one log, prove one row of the answer, and show that a changed copy is caught."""
+    from confide_demo_officer import SITE, LieNotCaught, ask, catch, prove
+
+    home, folder = stage.home(SITE), stage.folder / "officer"
+    folder.mkdir(exist_ok=True)
+    try:
+        say("\n" + "\n".join(ask(stage.confide, home, folder)))
+        entry, lines = prove(stage.confide, home, stage.home("coordinator"), folder)
+        say("\n" + "\n".join(lines))
+        say("\n" + "\n".join(catch(stage.confide, home, entry, folder)))
+    except LieNotCaught as problem:
+        raise DemoError(str(problem), hint=f"everything lies under {stage.folder}") from None
+
+
 def _three(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.3f}"
 
@@ -329,6 +344,7 @@ def run_demo(folder: Path, *, data: Path | None, keep: bool) -> int:
         text = json.dumps(summary, indent=2, sort_keys=True)
         (folder / "summary.json").write_text(text + "\n", encoding="utf-8")
         print_summary(stage, summary)
+        question_the_log(stage)
         _say_where(stage, job, time.monotonic() - started)
         if keep:
             _wait_for_the_end()
@@ -343,6 +359,7 @@ def _say_where(stage: Stage, job: str, seconds: float) -> None:
     say(f"  homes and logs          {stage.home('coordinator')}, {stage.folder / 'sites'}")
     say("\nask the logs yourself")
     say(f"  confide audit query {site} --job {job}")
+    say(f"  confide audit report {site} --dataset heart --out hungary.html")
     say(f"  confide site budget show heart --statement --home {site}")
     say(f"\n{ATTRIBUTION}")
     say(f"\ndone in {seconds:.0f} s")
