@@ -21,6 +21,7 @@ from audit.merkle import leaf_hash
 from audit.opening import hash_in_tree
 from audit.projection import Row as ProjectedRow
 from audit.projection import row_of
+from audit.redactions import is_redacted, redactions_in
 from audit.snapshot import Snapshot
 from audit.stored import StoredEntry
 from audit.tiles import Edge, TrustedTiles
@@ -140,7 +141,7 @@ class CheckedLog:
             self._tree = TrustedTiles(snapshot, head.size, head.root)
             trail = self._trail = self._checked_trail()
             self.origin: Final = newest_origin(trail[0][1]) if trail else ""
-            self._redacted = _redactions(trail, self.origin)
+            self._redacted = redactions_in(trail, self.origin)
             self._epoch = f"{self.origin.rpartition('/')[2]}/" if one_of_several else ""
             self._keyring = keyring_of(trail, self.origin)
             self.signed_size: Final = self._check_signed(newest_checkpoint)
@@ -221,7 +222,7 @@ class CheckedLog:
         """Return whether the leaf is blank and a later entry, found in the tree, says why."""
         if stored.leaf or stored.damage or stored.index not in self._redacted:
             return False
-        return self._redacted[stored.index] == hash_text(hash_in_tree(self._tree, stored.index))
+        return is_redacted(stored.leaf, hash_in_tree(self._tree, stored.index), self._redacted[stored.index])
 
     def row(self, index: int) -> Row:
         """Return the entry at `index`.
@@ -233,7 +234,8 @@ class CheckedLog:
         if stored is None:
             raise refused(f"entry {index} is missing", "CFD-A02")
         if self._is_redacted(stored):
-            raise AuditError("CFD-A41", f"entry {index} was redacted", hint="`confide audit verify` names the record")
+            hint = "`confide audit verify` names the record"
+            raise AuditError("CFD-A41", f"entry {index} was redacted", hint=hint, exit_status=1)
         return self._row(stored)
 
     def find_id(self, event_id: bytes) -> int | None:
@@ -317,15 +319,3 @@ class CheckedLog:
             return open_at(index, leaf, origin=self.origin, keyring=self._keyring)
         entry, _ = read_leaf(leaf, origin=self.origin)
         return entry
-
-
-def _redactions(trail: list[tuple[int, bytes]], origin: str) -> dict[int, str]:
-    """Return, by index, the leaf hash of each entry that a later one in the trail says was emptied."""
-    found: dict[int, str] = {}
-    for record, leaf in trail:
-        event, _ = read_frame(leaf, origin=origin)
-        if event.get("action") == "audit.redacted" and event.get("decision") == "allowed":
-            index, hashed = event.get("index"), event.get("leaf_hash")
-            if type(index) is int and index < record and isinstance(hashed, str):
-                found[index] = hashed
-    return found

@@ -34,6 +34,10 @@ tiles; without one, the home of this account.
                                          the filters of query, --out BUNDLE --complete
                                          --to RECIPIENT --private --as csv|fhir|ocsf|html|json|pdf|tiles
   checkpoint  print the newest signed checkpoint: a few lines that fit a letter
+  erase       delete what links a person to this log, in the side store   PERSON --basis CODE
+  redact      empty an entry into which personal data slipped; its hash stays   ENTRY --basis CODE
+  requests    what waits for a second person; approve REQUEST confirms and does it
+  approve     confirm what another person asked for             REQUEST
   rebuild     make anew the rows by which queries find entries
   new-epoch   close a log that must not go on and begin the next, naming what is lost
                                          --reason TEXT --database URL --password-file FILE
@@ -44,6 +48,7 @@ tiles; without one, the home of this account.
 Reading a live home is itself recorded there, before anything is shown; a copy is only read.
 Section `audit` of the home's site.yaml or coordinator.yaml names who may read:
   readers: {alice: compliance, bob: {role: regulator, datasets: [heart], expires: 2027-01-01}}
+  two_people: true       a second account confirms redact; false lets one person act alone
 Exit status of verify: 0 verified, 1 flawed, 2 no log, 3 no pinned key says whose log it is.
 
 example:
@@ -59,6 +64,10 @@ VERBS: Final = (
     "prove",
     "export",
     "checkpoint",
+    "erase",
+    "redact",
+    "requests",
+    "approve",
     "rebuild",
     "new-epoch",
 )
@@ -105,6 +114,10 @@ def _parser() -> _Parser:
     verify.add_argument("--against", action="append", type=Path, default=[])
     verify.add_argument("--complete", action="store_true")
     _add_exports(verbs.choices)
+    for verb, word in (("erase", "person"), ("redact", "entry"), ("approve", "request")):
+        verbs.choices[verb].add_argument(word, metavar=word.upper())
+        if verb != "approve":
+            verbs.choices[verb].add_argument("--basis", required=True, metavar="CODE")
     show.add_argument("--proof", type=Path, metavar="FILE")
     check = verbs.add_parser("check")
     check.add_argument("proof", type=Path, metavar="FILE")
@@ -173,6 +186,10 @@ _FUNCTIONS: Final = {
     "prove": ("audit.proof_command", "prove"),
     "export": ("audit.export_command", "export"),
     "checkpoint": ("audit.verify_command", "checkpoint"),
+    "erase": ("audit.removal_command", "erase"),
+    "redact": ("audit.removal_command", "redact"),
+    "requests": ("audit.removal_command", "requests"),
+    "approve": ("audit.removal_command", "approve"),
     "rebuild": ("audit.upkeep_command", "rebuild"),
     "new-epoch": ("audit.upkeep_command", "new_epoch"),
 }

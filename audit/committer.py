@@ -226,6 +226,29 @@ class Committer:
         self._ask(lambda: found.update(self._projector.are_committed(wanted, self.history.size)))
         return found
 
+    def empty_leaf(self, index: int, leaf_hash: bytes) -> None:
+        """Empty the leaf of an entry whose redaction is recorded; its row of the projection goes, too.
+
+        Raises:
+            AuditError: It isn't done; opening the log does it.
+        """
+
+        def work() -> None:
+            self._projector.catch_up(self.history.size)  # so that no row comes behind
+            self._store.empty_leaf(index, leaf_hash)
+
+        self._ask(work)
+
+    def erased_subjects(self) -> list[str]:
+        """Return the pseudonyms whose erasure the log records.
+
+        Raises:
+            AuditError: The log is closed, or can't be read.
+        """
+        found: list[str] = []
+        self._ask(lambda: found.extend(self._projector.erased(self.history.size)))
+        return found
+
     def rebuild(self) -> int:
         """Make the projections anew from all entries, and return how many those are.
 

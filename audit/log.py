@@ -27,6 +27,7 @@ from audit.opening import Opened, check_keys, open_store
 from audit.places import Places
 from audit.private import PrivateStore
 from audit.receipt import Receipt
+from audit.redactions import Redaction, redaction_of
 from audit.settings import LogSettings
 from audit.snapshot import Snapshot
 from audit.storage import Store
@@ -37,6 +38,7 @@ DAEMON: Final = "daemon"
 CLI: Final = "cli"
 NO_CHARTER: Final = "sha256:" + merkle.EMPTY_ROOT.hex()
 """The hash of no bytes: recorded by `log.opened` where the log is older than the first charter."""
+_REMOVING: Final = frozenset({"audit.redacted", "subject.erased"})
 _OWN_ACTIONS: Final = frozenset({"log.opened", "log.booted", "log.closed", "log.frozen", "clock.jumped"})
 
 
@@ -370,6 +372,7 @@ class AuditLog:
                 )
             )
             self._announced = True
+        self._finish_removals(opened)
         if self._process == DAEMON:
             left_open = self._committer.left_open()
             abandoned = [self._enqueue_own(self._abandoned(index, left_open[index])) for index in sorted(left_open)]
@@ -381,6 +384,26 @@ class AuditLog:
 
             self._server = serve(self._places.folder, self.append_body)
             self._server.__enter__()
+
+    def _finish_removals(self, opened: Opened) -> None:
+        """Do what entries record as done and a crash left undone: leaves to empty, people to erase."""
+        for redaction in opened.to_empty:
+            self._empty(redaction)
+        for subject in self._committer.erased_subjects():
+            self.private.erase(subject)
+
+    def _empty(self, redaction: Redaction) -> None:
+        self._committer.empty_leaf(redaction.index, bytes.fromhex(redaction.leaf_hash.removeprefix("sha256:")))
+
+    def _done(self, receipt: Receipt, body: Event) -> Receipt:
+        """Do what an entry just recorded, before its receipt is handed over; opening finishes what fails here."""
+        if body["decision"] == "allowed" and body["action"] in _REMOVING:
+            redaction = redaction_of(receipt.index, body)
+            if redaction is not None:
+                self._empty(redaction)
+            if body["action"] == "subject.erased":
+                self.private.erase(body["subject"])
+        return receipt
 
     def _abandoned(self, index: int, event: Event) -> events.DataAbandoned:
         body: Event = {
@@ -469,7 +492,8 @@ class AuditLog:
             IdConflict: The id names another event.
             EntryRefused: The draft is too large, of another site, or one that the log itself writes.
         """
-        return self.submit(draft).result()
+        body = draft.body()
+        return self._done(self._submit(body).result(), body)
 
     def submit(self, draft: events.Draft) -> "Future[Receipt]":
         """Queue `draft` and return a future of its receipt; for entries that permit nothing by themselves.
@@ -486,7 +510,8 @@ class AuditLog:
         Raises:
             EntryRefused: It isn't a valid draft.
         """
-        return self._submit(entry.draft_from(body).body()).result()
+        checked = entry.draft_from(body).body()
+        return self._done(self._submit(checked).result(), checked)
 
     def checkpoint(self) -> bytes:
         """Return a signed checkpoint of at least all entries acknowledged before the call, durable in the home.

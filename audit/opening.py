@@ -32,6 +32,7 @@ from audit.history import History, WriterTail, open_at
 from audit.merkle import leaf_hash
 from audit.note import VerifierKey
 from audit.places import Places
+from audit.redactions import Redaction, is_redacted, redactions_in
 from audit.snapshot import Snapshot
 from audit.storage import Store
 from audit.stored import Head, StoredEntry, WriterRow
@@ -52,6 +53,8 @@ class Opened:
         set_aside: The copy in `aside` of what SQLite had committed and not yet moved into its file.
         checkpoint_size: Entries under the newest checkpoint.
         checkpoint_note: That checkpoint.
+        redactions: Entries that are empty or have to be emptied, by index.
+        to_empty: Those that are not empty yet.
     """
 
     history: History
@@ -60,6 +63,8 @@ class Opened:
     set_aside: SetAside | None = None
     checkpoint_size: int = 0
     checkpoint_note: bytes = b""
+    redactions: dict[int, Redaction] = field(default_factory=dict)
+    to_empty: list[Redaction] = field(default_factory=list)
 
 
 def open_store(places: Places) -> tuple[Opened, Store]:
@@ -122,8 +127,10 @@ def _checked(snapshot: Snapshot, signed: bytes) -> tuple[Opened, Head]:
     origin = newest_origin(trail[0]) if 0 in trail else ""
     keyring = keyring_of(trail.items(), origin)
     opened = Opened(History(origin, head.size, keyring, t_us=head.t_us), edge, unclean=head.running)
+    opened.redactions = redactions_in(sorted(trail.items()), origin)
     _check_promises(opened, trusted, signed, snapshot.newest_quorum())
     _check_last_entries(opened, snapshot, trusted, head, frozenset(trail))
+    opened.to_empty = [one for one in opened.redactions.values() if _has_leaf(snapshot, one.index)]
     return opened, head
 
 
@@ -196,7 +203,11 @@ def _check_last_entries(
     last: Event = {}
     chains: dict[str, WriterTail] = {}
     for index in range(first, head.size):
-        event = _checked_entry(opened, found.get(index), index, trusted)
+        entry, redacted = found.get(index), opened.redactions.get(index)
+        if entry is not None and redacted is not None and _is_emptied(entry, redacted, trusted):
+            chains[redacted.writer] = WriterTail(redacted.seq + 1, redacted.leaf_hash)
+            continue
+        event = _checked_entry(opened, entry, index, trusted)
         if event.get("action") in TRAIL_ACTIONS and index not in trail:
             raise LogDamaged(f"entry {index} is missing in the trail", code="CFD-A02")
         writer = str(event.get("writer"))
@@ -215,6 +226,16 @@ def _check_last_entries(
     missing = set(chains) - set(rows)
     if missing:
         raise LogDamaged(f"the row of writer {min(missing)} is missing")
+
+
+def _has_leaf(snapshot: Snapshot, index: int) -> bool:
+    entry = snapshot.entry(index)
+    return entry is not None and bool(entry.leaf)
+
+
+def _is_emptied(row: StoredEntry, redacted: Redaction, trusted: TrustedTiles) -> bool:
+    in_tree = row.leaf_hash == hash_in_tree(trusted, row.index)
+    return not row.damage and in_tree and is_redacted(row.leaf, row.leaf_hash, redacted)
 
 
 def _seq(event: Event) -> int:
@@ -252,7 +273,11 @@ def _check_writer(opened: Opened, snapshot: Snapshot, trusted: TrustedTiles, row
     wrong = LogDamaged(f"the row of writer {row.name[:80]} doesn't match its last entry", code="CFD-A01")
     if not 0 <= row.last_index < size or hash_in_tree(trusted, row.last_index) != row.last_hash:
         raise wrong
-    entry = snapshot.entry(row.last_index)
+    entry, redacted = snapshot.entry(row.last_index), opened.redactions.get(row.last_index)
+    if entry is not None and redacted is not None and _is_emptied(entry, redacted, trusted):
+        if (redacted.writer, redacted.seq + 1) != (row.name, row.next_seq):
+            raise wrong
+        return
     if entry is None or leaf_hash(entry.leaf) != row.last_hash:
         raise wrong
     event, signed = read_frame(entry.leaf, origin=opened.history.origin)

@@ -9,6 +9,7 @@ from typing import Final
 from audit import frame
 from audit.canonical import Event
 from audit.errors import EntryRefused
+from audit.filters import Filters
 from audit.projection import Projected
 from audit.storage import Store
 
@@ -84,6 +85,14 @@ class Projector:
         self.catch_up(size)
         indices = self._store.read(lambda log: log.left_open(), timeout_s=self._timeout_s)
         return {index: event for one in indices for index, event in self._read(one, one + 1)}
+
+    def erased(self, size: int) -> list[str]:
+        """Return the pseudonyms whose erasure the log records."""
+        self.catch_up(size)
+        wanted = Filters(action="subject.erased", decision="allowed")
+        pages = self._store.read(lambda log: list(log.matching(wanted, 0, size)), timeout_s=self._timeout_s)
+        indices = [row[0] for page in pages for row in page if type(row[0]) is int]
+        return [str(event.get("subject", "")) for one in indices for _, event in self._read(one, one + 1)]
 
     def are_committed(self, values: list[str], size: int) -> set[str]:
         """Return those of the commitments `values` that an entry names."""

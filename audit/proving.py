@@ -98,6 +98,7 @@ def choose(
             "CFD-A45",
             "the log hasn't signed a checkpoint that covers this yet",
             hint="wait for its next checkpoint, a few seconds, and ask again",
+            exit_status=1,
         )
     return found
 

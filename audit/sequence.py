@@ -23,6 +23,7 @@ class SequenceRules:
     _ever_opened: bytearray = field(default_factory=bytearray)
     """One bit for each entry, so that memory stays small over a million openings."""
     _rounds_opened: set[tuple[str, int]] = field(default_factory=set)
+    _unread: set[int] = field(default_factory=set)
     _retired: set[str] = field(default_factory=set)
     _accepted: set[str] = field(default_factory=set)
     _reserved: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -30,6 +31,15 @@ class SequenceRules:
 
     def _flaw(self, index: int, what: str) -> None:
         self.flaws.append(Flaw(CODE, f"entry {index}", what))
+
+    def _flaw_by_absence(self, index: int, what: str) -> None:
+        """Add a flaw that is one only if every entry before was read."""
+        if not self._unread:
+            self._flaw(index, what)
+
+    def pass_over(self, index: int) -> None:
+        """Know that an entry can't be read: what could rest on it alone is no flaw."""
+        self._unread.add(index)
 
     def take(self, index: int, event: Event) -> None:
         """Check the entry at `index` against all before it; a refused or failed act did nothing, but for an end."""
@@ -48,7 +58,8 @@ class SequenceRules:
                 self._accepted.add(event["job"])
             case "update.sent":
                 if (event["job"], event["round"]) not in self._rounds_opened:
-                    self._flaw(index, f"an update of round {event['round']} left, but no data were opened for it")
+                    what = f"an update of round {event['round']} left, but no data were opened for it"
+                    self._flaw_by_absence(index, what)
             case "budget.reserved" | "budget.leased" | "budget.spent":
                 self._take_budget(index, event)
 
@@ -62,11 +73,13 @@ class SequenceRules:
         if job is not None:
             self._rounds_opened.add((job, event["round"]))
             if job not in self._accepted:
-                self._flaw(index, f"data were opened for job {job}, which wasn't accepted before")
+                self._flaw_by_absence(index, f"data were opened for job {job}, which wasn't accepted before")
 
     def _take_ended(self, index: int, event: Event) -> None:
         opened = event["opened"]
         begun = self._open.pop(opened, None)
+        if begun is None and opened in self._unread:
+            return
         if begun is None:
             again = opened < 8 * len(self._ever_opened) and self._ever_opened[opened // 8] >> opened % 8 & 1
             self._flaw(
@@ -84,11 +97,11 @@ class SequenceRules:
                 self._reserved[key] = max(eps_nano, self._reserved.get(key, 0))
             case "budget.leased":
                 if eps_nano > self._reserved.get(key, -1):
-                    self._flaw(index, f"job {key[0]} leased more of {key[1]} than was reserved")
+                    self._flaw_by_absence(index, f"job {key[0]} leased more of {key[1]} than was reserved")
                 self._leased[key] = max(eps_nano, self._leased.get(key, 0))
             case _:
                 if eps_nano > self._leased.get(key, -1):
-                    self._flaw(index, f"job {key[0]} spent more of {key[1]} than was leased")
+                    self._flaw_by_absence(index, f"job {key[0]} spent more of {key[1]} than was leased")
 
     def finish(self, last_event: Event | None) -> list[Flaw]:
         """Return all flaws, after the last entry.

@@ -106,6 +106,12 @@ DROP_SMALLER: Final = delete(tables.checkpoint).where(
 ADD_EVIDENCE: Final = insert(tables.evidence).values(
     origin=bindparam("origin"), kind=bindparam("kind"), notes=bindparam("notes")
 )
+EMPTY_LEAF: Final = (
+    update(tables.entry)
+    .where(tables.entry.c.idx == bindparam("index"), tables.entry.c.leaf_hash == bindparam("hash"))
+    .values(leaf=bindparam("new_leaf"))
+)
+FORGET_ROW: Final = delete(tables.event).where(tables.event.c.idx == bindparam("index"))
 MOVE_CURSOR: Final = update(tables.cursor).values(next_idx=bindparam("next"))
 
 # --- what readers ask -------------------------------------------------------------------------------------------

@@ -267,6 +267,30 @@ class Store:
             cursor.execute(statements.text_of(statements.MOVE_CURSOR, self._kind), (next_index,))
         self._pages += 4 + 2 * len(projected.rows)
 
+    def empty_leaf(self, index: int, leaf_hash: bytes) -> None:
+        """Empty the leaf of an entry, and remove its row of the projection; overwritten on the disk, where that can be.
+
+        Doing it again changes nothing.
+
+        Raises:
+            AppendFailed: It isn't done; opening the log does it.
+            OutcomeUnknown: The connection broke.
+        """
+        sqlite = self._kind == SQLITE
+        if sqlite:
+            self._driver.execute("PRAGMA secure_delete=ON")
+        with self._transaction() as cursor:
+            if not sqlite:  # the right that `database.create` took from this account
+                cursor.execute(f"GRANT UPDATE ON {tables.entry.name} TO CURRENT_USER")
+            text = statements.text_of(statements.EMPTY_LEAF, self._kind)
+            cursor.execute(text, (b"", index, leaf_hash))
+            if not sqlite:
+                cursor.execute(f"REVOKE UPDATE ON {tables.entry.name} FROM CURRENT_USER")
+            cursor.execute(statements.text_of(statements.FORGET_ROW, self._kind), (index,))
+        if sqlite:
+            with contextlib.suppress(sqlite3.Error):  # a reader holds it: what was there goes with the next
+                self._driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
     def forget_projections(self) -> None:
         """Empty the projections; they follow again from the first entry."""
         with self._transaction() as cursor:

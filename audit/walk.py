@@ -219,6 +219,7 @@ class Walk:
             return self._lose(index, kept)
         if not row.leaf:
             self._blank[index] = kept or row.leaf_hash
+            self.rules.pass_over(index)
             return self._lose(index, kept or row.leaf_hash)
         hashed = leaf_hash(row.leaf)
         if hashed != row.leaf_hash:
@@ -312,7 +313,8 @@ class Walk:
             self.notes.append(Flaw("CFD-A43", span, "may be by a thief of the writer's key"))
         if action == "audit.redacted" and hash_text(self._blank.get(event["index"], b"")) == event["leaf_hash"]:
             del self._blank[event["index"]]
-            self.notes.append(Flaw("CFD-A41", f"entry {event['index']}", f"redacted, record {index}"))
+            alone = "" if len(event["approval"]["by"]) > 1 else ", approved by one person alone"
+            self.notes.append(Flaw("CFD-A41", f"entry {event['index']}", f"redacted, record {index}{alone}"))
         if self.complete:
             self.rules.take(index, event)
 
@@ -353,6 +355,8 @@ class Walk:
     def _compare_projection(self, first: int, end: int, stored: dict[int, StoredEntry]) -> None:
         rows = self.log.projected(first, end)
         for index in range(first, end):
+            if index in self._blank and index in rows:
+                self.flaw("CFD-A14", f"entry {index}", "the projection has a row for it, and it is blank; rebuild it")
             event = self._events.get(index)  # a flawed entry has been named already
             if event is not None and rows.get(index) != row_of(index, event):
                 what = "another" if index in rows else "no"

@@ -47,9 +47,7 @@ NOT_YET = {
     "sum.released": "secure sums",
     "peer.contradicted": "comparing what another party's log holds",
     "witness.acknowledged": "going on after a proved fork",
-    "audit.redacted": "redaction",
     "audit.pruned": "pruning",
-    "subject.erased": "erasure",
 }
 _PARTIES = {"coordinator": ("C",), "site_client": ("S",), "federation": ("C", "S"), "audit": ("C", "S")}
 

@@ -29,6 +29,7 @@ from audit.note import VerifierKey
 from audit.proof_file import MAX_BYTES as MAX_PROOF_BYTES
 from audit.proof_file import ProofFile
 from audit.quorum import Quorum, judge
+from audit.redactions import Redaction, is_redacted, redaction_of
 from audit.tiles import HASHES_PER_TILE, TrustedTiles
 from audit.trust import TrustPolicy, parse_policy
 
@@ -72,14 +73,12 @@ class BundleCheck:
         files: The container.
         reader: What the reader brings.
         result: What was found.
-        events: Events of a selection and of the trail, by index.
-        redacted: By index, the leaf hash that a later entry gives of an emptied leaf, its writer and seq, and where.
     """
 
     files: BundleFiles
     reader: BundleReader
     result: Verification = field(default_factory=Verification)
-    redacted: dict[int, tuple[str, str, int, int]] = field(default_factory=dict)
+    _redacted: dict[int, Redaction] = field(default_factory=dict)
     _manifest: Manifest | None = None
     _checkpoint: checkpoints.OpenedCheckpoint | None = None
     _keyring: Keyring = field(default_factory=Keyring)
@@ -242,17 +241,11 @@ class BundleCheck:
                     self._trail[index] = leaf
 
     def _take_redaction(self, index: int, event: Event) -> None:
-        if event["action"] != "audit.redacted" or event["decision"] != "allowed":
-            return
-        try:
-            row = (str(event["leaf_hash"]), str(event["target_writer"]), int(event["target_seq"]), index)
-            self.redacted[int(event["index"])] = row
-            approvers = len(event["approval"]["by"])
-        except (KeyError, TypeError, ValueError):
-            self._flaw("CFD-A09", f"entry {index}", "redacts, and doesn't say what")
-            return
-        alone = "" if approvers > 1 else ", approved by one person alone"
-        self._note("CFD-A41", f"entry {event['index']}", f"redacted, record {index}{alone}")
+        found = redaction_of(index, event)
+        if found is not None:
+            self._redacted.setdefault(found.index, found)
+            alone = "" if found.approvers > 1 else ", approved by one person alone"
+            self._note("CFD-A41", f"entry {found.index}", f"redacted, record {index}{alone}")
 
     def _signed(self) -> checkpoints.OpenedCheckpoint:
         if self._checkpoint is None:
@@ -397,11 +390,11 @@ class BundleCheck:
 
     def _in_tree(self, index: int, hashed: bytes, leaf: bytes, chains: dict[str, _Chain]) -> Event | None:
         if not leaf:
-            known = self.redacted.get(index)
-            if known is None or known[0] != hash_text(hashed) or known[3] <= index:
+            known = self._redacted.get(index)
+            if known is None or not is_redacted(leaf, hashed, known):
                 self._flaw("CFD-A02", f"entry {index}", "blank, and no later entry records why")
             else:
-                chains[known[1]] = _Chain(known[2] + 1, known[0])
+                chains[known.writer] = _Chain(known.seq + 1, known.leaf_hash)
             return None
         if leaf_hash(leaf) != hashed:
             self._flaw("CFD-A01", f"entry {index}", "was altered")

@@ -2,8 +2,9 @@
 
 import os
 import signal
+from datetime import date, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -11,8 +12,35 @@ from audit.settings import LogSettings
 from federation.edge.configuration import Settings
 
 
+class ReaderGrant(Settings):
+    """A role in the audit log, and what bounds it."""
+
+    role: Annotated[
+        Literal["compliance", "operator", "coordinator", "viewer", "regulator"],
+        Field(
+            description="compliance: all · operator: its site · coordinator: its jobs · viewer: its acts · regulator"
+        ),
+    ]
+    datasets: Annotated[
+        tuple[str, ...], Field(description="the only data sets that are shown", max_length=256, strict=False)
+    ] = ()
+    since: Annotated[date | datetime | str | None, Field(description="entries from then on")] = None
+    until: Annotated[date | datetime | str | None, Field(description="entries before then")] = None
+    expires: Annotated[date | datetime | str | None, Field(description="the grant ends then; a regulator's must")] = (
+        None
+    )
+
+
 class AuditSection(Settings):
-    """The audit log."""
+    """The audit log. `confide audit` itself reads `readers` and `two_people`."""
+
+    readers: Annotated[
+        dict[str, str | ReaderGrant] | None,
+        Field(description="roles by account; default: whoever can read the files is the compliance officer"),
+    ] = None
+    two_people: Annotated[
+        bool, Field(description="a second account confirms redaction and pruning; false: one alone, and it says so")
+    ] = True
 
     database: Annotated[
         str | None,

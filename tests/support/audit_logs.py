@@ -173,7 +173,7 @@ def leaves_of(home: Path) -> list[bytes]:
 
 def events_in(audit: Path) -> list[dict[str, Any]]:
     """The events of the log in an audit folder, in order; a process may be writing it."""
-    return [dict(read_frame(row.leaf, origin=None)[0]) for row in stored(audit)]
+    return [dict(read_frame(row.leaf, origin=None)[0]) for row in stored(audit) if row.leaf]
 
 
 def verified(home: Path, *, complete: bool = False, against: dict[str, bytes] | None = None) -> Verification:

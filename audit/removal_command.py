@@ -1,0 +1,162 @@
+"""`confide audit erase`, `redact`, `approve` and `requests`: what may go, with its record and, mostly, two people."""
+
+import argparse
+import os
+from collections.abc import Callable
+from typing import Any, Final
+
+from audit import edge, reading
+from audit.clock import microseconds
+from audit.columns import format_time
+from audit.errors import AuditError, LogUnreadable, ReadRefused
+from audit.events import Approval, AuditRedacted, SubjectErased, new_event_id
+from audit.frame import TRAIL_ACTIONS
+from audit.private import PrivateStore
+from audit.read_record import admit, reader, site_of, talk
+from audit.readers_file import read_readers
+from audit.reading import FoundLog
+from audit.recording import record
+from audit.requests import Request, Requests
+from audit.visible import visible
+
+
+def _refuse_a_copy(log: FoundLog) -> None:
+    if not log.live or log.audit_folder is None:
+        raise LogUnreadable("a copy is only read", hint="run this on the machine whose home it is")
+
+
+def _now_us() -> int:
+    return microseconds(edge.SystemClock().now())
+
+
+def erase(given: argparse.Namespace, log: FoundLog) -> int:
+    """Record that a person is erased, then delete what links the person to the log."""
+    _refuse_a_copy(log)
+    admit(log, "erase")
+    clock, folder = edge.SystemClock(), log.places.folder
+    store = PrivateStore(folder, clock=clock, random_bytes=os.urandom)
+    try:
+        person = given.person
+        subject = person if person.startswith("p1:") else store.find(person)
+        if subject is None:
+            raise LogUnreadable("this home knows no such person", hint="give the login, or the pseudonym p1:…")
+        own = reader(log)
+        if own.id == subject:
+            raise ReadRefused("nobody erases themselves: the entry must name who did it", hint="ask another officer")
+        draft = SubjectErased(
+            id=new_event_id(clock, os.urandom),
+            decision="allowed",
+            actor=own,
+            site=site_of(reading.origin_of(log)),
+            subject=subject,
+            basis=given.basis,
+        )
+        index, _ = record(folder, draft, clock=clock)
+        store.erase(subject)
+    finally:
+        store.close()
+    talk(f"erased, entry {index}; {subject} can't be linked to a person by this home any more")
+    talk("copies of private.db in backups end with the key files keys/private-<month>.key; destroy those there")
+    return 0
+
+
+# --- two people -------------------------------------------------------------------------------------------------
+
+
+def redact(given: argparse.Namespace, log: FoundLog) -> int:
+    """Ask that an entry be emptied; a second person approves it."""
+    _refuse_a_copy(log)
+    admit(log, "redact")
+    row = reading.find_entry(log, given.entry)
+    if row.event["action"] in TRAIL_ACTIONS:
+        raise LogUnreadable(f"entry {row.name} judges others and stays", hint="it holds keys, or a record of this kind")
+    if row.origin != reading.origin_of(log):
+        raise LogUnreadable("an earlier epoch is closed and stays as it is")
+    arguments: dict[str, str | int] = {
+        "index": row.index,
+        "leaf_hash": row.leaf_hash,
+        "writer": str(row.event["writer"]),
+        "seq": int(row.event["seq"]),
+        "basis": given.basis,
+    }
+    return _proposed(log, "redact", arguments)
+
+
+def _proposed(log: FoundLog, verb: str, arguments: dict[str, str | int]) -> int:
+    requests = Requests(log.places.folder)
+    own = reader(log)
+    request = requests.propose(verb, arguments, proposer=own.id, now_us=_now_us(), random_bytes=os.urandom)
+    if read_readers(log.home).two_people:
+        talk(f"request {request.id} waits: {_described(request)}")
+        talk(f"another compliance officer confirms it within 14 days: confide audit approve {request.id}")
+        return 0
+    talk("note: two_people is false in this home: one person alone changes the record, and the record says so")
+    return _carry_out(log, request, [own.id])
+
+
+def approve(given: argparse.Namespace, log: FoundLog) -> int:
+    """Confirm what another person asked for, and do it."""
+    _refuse_a_copy(log)
+    admit(log, "approve")
+    request = Requests(log.places.folder).find(given.request, _now_us())
+    own = reader(log)
+    if own.id == request.proposer:
+        raise ReadRefused(
+            f"account {edge.account()} asked for {request.id} and can't confirm it",
+            hint="a second person does: another account, named in section audit of the home's configuration",
+        )
+    return _carry_out(log, request, [request.proposer, own.id])
+
+
+def requests(given: argparse.Namespace, log: FoundLog) -> int:
+    """List what waits for a second person."""
+    _refuse_a_copy(log)
+    admit(log, "requests")
+    waiting = Requests(log.places.folder).waiting(_now_us())
+    for one in waiting:
+        print(f"{one.id}  {format_time(one.proposed_us)}  {visible(one.proposer)}  {visible(_described(one))}")
+    talk(f"{len(waiting)} requests wait" + ("" if given.format == "table" else " (as text only)"))
+    return 0
+
+
+def _described(request: Request) -> str:
+    said = ", ".join(f"{name} {value}" for name, value in sorted(request.arguments.items()))
+    return f"{request.verb} {said}"
+
+
+def _carry_out(log: FoundLog, request: Request, people: list[str]) -> int:
+    approval = Approval(id=request.id, by=people, meaning="approve")
+    act = _ACTS.get(request.verb)
+    if act is None:
+        raise LogUnreadable(f"request {request.id} asks for what this version doesn't know")
+    act(log, request, approval)
+    Requests(log.places.folder).drop(request.id)
+    return 0
+
+
+def _redact(log: FoundLog, request: Request, approval: Approval) -> None:
+    clock, wanted = edge.SystemClock(), request.arguments
+    row = reading.find_entry(log, str(wanted["index"]))
+    if row.leaf_hash != wanted["leaf_hash"]:
+        raise AuditError("CFD-A14", f"entry {wanted['index']} isn't the one that {request.id} is about")
+    draft = AuditRedacted(
+        id=new_event_id(clock, os.urandom),
+        decision="allowed",
+        actor=reader(log),
+        site=site_of(row.origin),
+        index=row.index,
+        leaf_hash=row.leaf_hash,
+        target_writer=str(row.event["writer"]),
+        target_seq=int(row.event["seq"]),
+        basis=str(wanted["basis"]),
+        approval=approval,
+    )
+    index, _ = record(log.places.folder, draft, clock=clock)
+    talk(f"entry {row.index} is empty, record {index}; its hash and every proof stay")
+    talk("copies that hold it, for you to remove: earlier backups and archives of the server's write-ahead log,")
+    talk("exported bundles and directories of tiles, and here:")
+    for path in sorted(log.places.aside.glob("*.wal")):
+        talk(f"  {path}")
+
+
+_ACTS: Final[dict[str, Callable[[FoundLog, Request, Approval], Any]]] = {"redact": _redact}
