@@ -26,6 +26,8 @@ _server: Final[Any] = flower.load_server()
 import flwr.app as _app  # noqa: E402 (only after `load_server` has checked that Flower is quiet)
 
 COORDINATOR_NODE: Final = 1
+LOOK_S: Final = 1.0
+"""How often whoever waits for answers looks at the clock, which may be set or may have stood still in between."""
 ERROR_LATE: Final = 1001
 ERROR_LOST: Final = 1002
 ERROR_REFUSED: Final = 1003
@@ -222,7 +224,7 @@ class LinkGrid(_server.Grid):  # type: ignore[misc]
                 left_s = until_s - self._clock.monotonic_s()
                 if found or left_s <= 0:
                     return found
-                self._changed.wait(left_s)
+                self._changed.wait(min(left_s, LOOK_S))
 
     def _missing(self, message_id: str) -> Any:
         with self._changed:

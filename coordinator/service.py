@@ -63,6 +63,7 @@ from federation.messages import (
     JobId,
     MemberStatus,
     PreviewRequest,
+    SiteId,
     Versions,
 )
 
@@ -269,6 +270,10 @@ class CoordinatorService:
         if actor is not None:
             self.callers.plan_validated(actor, found.plan_digest, None)
         return found
+
+    def awaits(self, site: str) -> bool:
+        """Return whether a round of this process waits for an update of `site` that hasn't been handed to it."""
+        return bool(self._threads.waiting_for(SiteId(site)))
 
     def previews(
         self,

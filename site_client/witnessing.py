@@ -117,18 +117,21 @@ class SiteWitnessing:
         self._wake.set()
 
     def _gossip(self) -> None:
-        asking_s = FIRST_ASK_S
+        asking_s, came_about = FIRST_ASK_S, True
         while not self._stopping.is_set():
             with self._lock:
                 wait_s = self._soon.pop(0) if self._soon else self._every_s
-            if self.own.words_missing:  # this log signs nothing before: ask until the others have called too
+            # A call that failed, or met a link that was just coming up, must not wait for its next turn. And this log
+            # signs nothing before enough others told what they last cosigned: ask until they have called too.
+            if self.own.words_missing or not came_about:
                 wait_s, asking_s = min(wait_s, asking_s), min(2 * asking_s, LAST_ASK_S)
+            else:
+                asking_s = FIRST_ASK_S
             self._wake.wait(wait_s)
             self._wake.clear()
             if self._stopping.is_set():
                 return
-            if self._link.connected():
-                self.call_once()
+            came_about = self._link.connected() and self.call_once()
             self._look()
 
     def _look(self) -> None:

@@ -179,15 +179,15 @@ def test_a_bad_update_is_named_and_the_round_goes_on(house: House, join: Join) -
 
 
 def test_an_answer_after_the_deadline_is_refused_at_the_site_too(house: House, join: Join) -> None:
-    mercy, _, st_anna = (join(name) for name in SITES)
+    mercy, *_ = (join(name) for name in SITES)
     mercy.hold.clear()
-    st_anna.hold.clear()
     job = house.submit(plan_text(SITES, rounds="1", evaluate="null"))
     service = house.service
     assert service is not None
-    until(lambda: [found.waiting_for for found in service.show(job).rounds_done] == [("mercy", "st-anna")])
-    house.clock.forward(121)  # the deadline passes unseen, until the next answer is there
-    st_anna.hold.set()
+    until(lambda: [found.waiting_for for found in service.show(job).rounds_done] == [("mercy",)])
+    # Stored is not yet handed to the round; an answer that is handed over counts, however late it is looked at.
+    until(lambda: not any(service.awaits(site) for site in SITES[1:]))
+    house.clock.forward(121)
     ends(house, job, "completed")
     assert service.show(job).rounds_done[0].late == {"mercy": "training, no answer"}
     mercy.hold.set()
