@@ -153,7 +153,7 @@ class Witnessing:
                 self._log.error("witness.not_recorded", code=problem.code)
 
     def _alarm(self, origin: str, text: str) -> None:
-        self._log.error("witness.alarm", origin=origin, reason=text)
+        self._log.error("witness.alarm", party=origin.split("/")[1], reason=text)
 
     def _fatal(self, problem: AuditError) -> None:
         self._log.error("witness.own_log", code=problem.code, reason=problem.message)

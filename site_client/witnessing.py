@@ -142,7 +142,7 @@ class SiteWitnessing:
             self._log.error("witness.not_recorded", code=problem.code)
 
     def _alarm(self, origin: str, text: str) -> None:
-        self._log.error("witness.alarm", origin=origin, reason=text)
+        self._log.error("witness.alarm", party=origin.split("/")[1], reason=text)
 
     # --- calls ------------------------------------------------------------------------------------------------
 
