@@ -17,7 +17,7 @@ COORDINATING: Final = "coordinator"
 VIEWER: Final = "viewer"
 REGULATOR: Final = "regulator"
 _READING: Final = frozenset({"query", "show", "verify", "checkpoint", "report", "prove", "witness"})
-_CHANGING: Final = frozenset({"erase", "redact", "prune", "approve", "requests"})
+_CHANGING: Final = frozenset({"acknowledge", "erase", "redact", "prune", "approve", "requests"})
 VERBS: Final[Mapping[str, frozenset[str]]] = {
     COMPLIANCE: _READING | _CHANGING | {"export", "rebuild", "new-epoch"},
     OPERATOR: _READING | {"rebuild", "new-epoch"},

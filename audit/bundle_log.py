@@ -18,6 +18,8 @@ from audit.findings import Verdict
 from audit.frame import hash_text
 from audit.keyring import Keyring
 from audit.merkle import leaf_hash
+from audit.proof_file import ProofFile
+from audit.pruning import INSIDE_HASHES
 from audit.tiles import HASHES_PER_TILE, TrustedTiles
 
 
@@ -66,6 +68,18 @@ class BundleLog:
         if not self.complete:
             raise LogUnreadable("a selection has no tiles", hint="its folder proofs/ has the proof of each entry")
         return TrustedTiles(TileFiles(self._files, self._prefix(), self.size), self.size, self._note.root)
+
+    @property
+    def begin(self) -> int:
+        """Return the first index that the container has."""
+        return 0 if self._manifest is None else self._manifest.first
+
+    def inside(self, index: int) -> proofs.Proof:
+        """Return the path inside of the tile of an entry of the trail that isn't in the container's tiles."""
+        n = index // HASHES_PER_TILE
+        data = container.read(self._files, bundle.trail_proof_path(index))
+        gone = index < self.begin and n < self.size // HASHES_PER_TILE and n < self.begin // HASHES_PER_TILE
+        return ProofFile.parse(data).path[:INSIDE_HASHES] if data and gone else ()
 
     def trail(self) -> list[tuple[int, bytes]]:
         """Return index and leaf of entry 0 and of all that others are judged by."""

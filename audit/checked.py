@@ -21,6 +21,8 @@ from audit.merkle import leaf_hash
 from audit.opening import hash_in_tree
 from audit.projection import Row as ProjectedRow
 from audit.projection import row_of
+from audit.proofs import Proof
+from audit.pruning import check_inside, insides, newest_pruning
 from audit.redactions import is_redacted, redactions_in
 from audit.snapshot import Snapshot
 from audit.stored import StoredEntry
@@ -78,8 +80,17 @@ class ReadableLog(Protocol):
         """Return the keys that the log declares."""
         ...
 
+    @property
+    def begin(self) -> int:
+        """Return the index below which entries went to an archive; 0 where none did."""
+        ...
+
     def trail(self) -> list[tuple[int, bytes]]:
         """Return index and leaf of entry 0 and of all that others are judged by."""
+        ...
+
+    def inside(self, index: int) -> Proof:
+        """Return the path inside of the tile of an entry of the trail whose tile was pruned, else nothing."""
         ...
 
     def quorums(self) -> dict[int, bytes]:
@@ -142,6 +153,8 @@ class CheckedLog:
             trail = self._trail = self._checked_trail()
             self.origin: Final = newest_origin(trail[0][1]) if trail else ""
             self._redacted = redactions_in(trail, self.origin)
+            pruned = newest_pruning(trail, self.origin)
+            self.begin: Final = 0 if pruned is None else pruned.below
             self._epoch = f"{self.origin.rpartition('/')[2]}/" if one_of_several else ""
             self._keyring = keyring_of(trail, self.origin)
             self.signed_size: Final = self._check_signed(newest_checkpoint)
@@ -150,8 +163,11 @@ class CheckedLog:
 
     def _checked_trail(self) -> list[tuple[int, bytes]]:
         trail = self._snapshot.trail()
+        self._inside = insides(self._snapshot.trail_paths())
         for index, leaf in trail:
-            if leaf_hash(leaf) != hash_in_tree(self._tree, index):
+            if index in self._inside:
+                check_inside(self._tree, index, leaf, self._inside[index])
+            elif leaf_hash(leaf) != hash_in_tree(self._tree, index):
                 raise refused(f"the copy of entry {index} in the trail was altered", "CFD-A01")
         return trail
 
@@ -195,7 +211,7 @@ class CheckedLog:
         Raises:
             AuditError: At the first entry that is missing or doesn't agree.
         """
-        for stored in self._stored(first, self.size):
+        for stored in self._stored(max(first, self.begin), self.size):
             if not self._is_redacted(stored):
                 yield self._row(stored)
 
@@ -209,6 +225,8 @@ class CheckedLog:
             yield b"" if self._is_redacted(stored) else self._row(stored).leaf
 
     def _stored(self, first: int, end: int) -> Iterator[StoredEntry]:
+        if first < min(end, self.begin):
+            raise _pruned(first, self.begin)
         expected = first
         for stored in self._snapshot.entries(first, end):
             if stored.index != expected:
@@ -230,6 +248,8 @@ class CheckedLog:
         Raises:
             AuditError: It is missing or doesn't agree.
         """
+        if index < self.begin:
+            return self._trail_row(index)
         stored = self._snapshot.entry(index) if index < self.size else None
         if stored is None:
             raise refused(f"entry {index} is missing", "CFD-A02")
@@ -237,6 +257,19 @@ class CheckedLog:
             hint = "`confide audit verify` names the record"
             raise AuditError("CFD-A41", f"entry {index} was redacted", hint=hint, exit_status=1)
         return self._row(stored)
+
+    def _trail_row(self, index: int) -> Row:
+        """Return a pruned entry that the trail keeps."""
+        leaf = dict(self._trail).get(index)
+        if leaf is None:
+            raise _pruned(index, self.begin)
+        entry, _ = read_leaf(leaf, origin=self.origin)
+        hashed = hash_text(leaf_hash(leaf))
+        return Row(self.origin, index, hashed, leaf, entry.event, entry.interpreted, f"{self._epoch}{index}")
+
+    def inside(self, index: int) -> Proof:
+        """Return the path inside of the tile of an entry of the trail whose tile was pruned, else nothing."""
+        return self._inside.get(index, ())
 
     def find_id(self, event_id: bytes) -> int | None:
         """Return the index of the entry under an event's id, as the store has it."""
@@ -249,7 +282,7 @@ class CheckedLog:
         Raises:
             AuditError: At the first that doesn't agree.
         """
-        first = 0 if filters.after is None else filters.after + 1
+        first = self.begin if filters.after is None else max(self.begin, filters.after + 1)
         projected = min(self._snapshot.next_projected(), self.size)
         for page in self._snapshot.matching(filters, first, projected):
             for start in range(0, len(page), _AT_ONCE):
@@ -263,7 +296,7 @@ class CheckedLog:
 
     def count(self, filters: Filters) -> int:
         """Return how many entries `matching` yields, as the projection counts them."""
-        first = 0 if filters.after is None else filters.after + 1
+        first = self.begin if filters.after is None else max(self.begin, filters.after + 1)
         projected = min(self._snapshot.next_projected(), self.size)
         tail = self.rows(max(first, projected)) if max(first, projected) < self.size else ()
         return self._snapshot.count_matching(filters, first, projected) + sum(
@@ -301,7 +334,7 @@ class CheckedLog:
         """Refuse a tail, which no checkpoint covers yet, from which an entry was taken."""
         self._linked = True
         chains: dict[str, tuple[int, str]] = {}
-        for stored in self._snapshot.entries(max(0, self.signed_size - _BEFORE), self.size):
+        for stored in self._snapshot.entries(max(self.begin, self.signed_size - _BEFORE), self.size):
             if self._is_redacted(stored):
                 chains.clear()
                 continue
@@ -319,3 +352,8 @@ class CheckedLog:
             return open_at(index, leaf, origin=self.origin, keyring=self._keyring)
         entry, _ = read_leaf(leaf, origin=self.origin)
         return entry
+
+
+def _pruned(index: int, begin: int) -> AuditError:
+    hint = "the entry audit.pruned names the archive that holds it"
+    return AuditError("CFD-A30", f"entry {index} was pruned, with all below {begin} but the trail", hint=hint)

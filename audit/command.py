@@ -34,8 +34,11 @@ tiles; without one, the home of this account.
                                          the filters of query, --out BUNDLE --complete
                                          --to RECIPIENT --private --as csv|fhir|ocsf|html|json|pdf|tiles
   checkpoint  print the newest signed checkpoint: a few lines that fit a letter
+  witness     status [LOG]: who has seen this log, and which logs this home has seen; exit 1 when stale
+              acknowledge ORIGIN: work with a party may go on although its log has two histories
   erase       delete what links a person to this log, in the side store   PERSON --basis CODE
   redact      empty an entry into which personal data slipped; its hash stays   ENTRY --basis CODE
+  prune       move the entries below an index into an archive   --below INDEX
   requests    what waits for a second person; approve REQUEST confirms and does it
   approve     confirm what another person asked for             REQUEST
   rebuild     make anew the rows by which queries find entries
@@ -48,7 +51,7 @@ tiles; without one, the home of this account.
 Reading a live home is itself recorded there, before anything is shown; a copy is only read.
 Section `audit` of the home's site.yaml or coordinator.yaml names who may read:
   readers: {alice: compliance, bob: {role: regulator, datasets: [heart], expires: 2027-01-01}}
-  two_people: true       a second account confirms redact; false lets one person act alone
+  two_people: true       a second account confirms redact, prune; false lets one person act alone
 Exit status of verify: 0 verified, 1 flawed, 2 no log, 3 no pinned key says whose log it is.
 
 example:
@@ -66,6 +69,7 @@ VERBS: Final = (
     "checkpoint",
     "erase",
     "redact",
+    "prune",
     "requests",
     "approve",
     "rebuild",
@@ -114,11 +118,18 @@ def _parser() -> _Parser:
     verify.add_argument("--against", action="append", type=Path, default=[])
     verify.add_argument("--complete", action="store_true")
     _add_exports(verbs.choices)
+    verbs.choices["prune"].add_argument("--below", required=True, type=int, metavar="INDEX")
     for verb, word in (("erase", "person"), ("redact", "entry"), ("approve", "request")):
         verbs.choices[verb].add_argument(word, metavar=word.upper())
         if verb != "approve":
             verbs.choices[verb].add_argument("--basis", required=True, metavar="CODE")
     show.add_argument("--proof", type=Path, metavar="FILE")
+    witness = verbs.add_parser("witness")
+    witness.add_argument("act", choices=("status", "acknowledge"))
+    witness.add_argument("about", nargs="?", metavar="LOG or ORIGIN")
+    witness.add_argument("--home", type=Path)
+    witness.add_argument("--stale-after", type=float, default=86_400.0, metavar="SECONDS")
+    witness.add_argument("--format", choices=("table", "json", "jsonl"), default="table")
     check = verbs.add_parser("check")
     check.add_argument("proof", type=Path, metavar="FILE")
     check.add_argument("--trust", type=Path)
@@ -162,6 +173,8 @@ def main(arguments: Sequence[str]) -> int:
             from audit import proof_command
 
             return proof_command.check(given)
+        if given.verb == "witness":
+            given.log = Path(given.about) if given.act == "status" and given.about else None
         log = reading.find_log(given.log or given.home) if given.log or given.home else reading.find_home()
         return _run(given, log)
     except FilterRefused as refused:
@@ -188,8 +201,10 @@ _FUNCTIONS: Final = {
     "checkpoint": ("audit.verify_command", "checkpoint"),
     "erase": ("audit.removal_command", "erase"),
     "redact": ("audit.removal_command", "redact"),
+    "prune": ("audit.removal_command", "prune"),
     "requests": ("audit.removal_command", "requests"),
     "approve": ("audit.removal_command", "approve"),
+    "witness": ("audit.witness_command", "witness"),
     "rebuild": ("audit.upkeep_command", "rebuild"),
     "new-epoch": ("audit.upkeep_command", "new_epoch"),
 }

@@ -27,12 +27,13 @@ from audit.names import COORDINATOR, Origin
 from audit.opening import Opened
 from audit.places import Places
 from audit.projector import BEHIND, Projector
+from audit.pruning import inside_of
 from audit.receipt import Receipt, issue
 from audit.settings import LogSettings
 from audit.snapshot import Snapshot
 from audit.storage import Batch, OutcomeUnknown, Store
 from audit.stored import Head, WriterRow
-from audit.tiles import Edge, Growth
+from audit.tiles import HASHES_PER_TILE, Edge, Growth
 
 T = TypeVar("T")
 MAX_BATCH_ENTRIES: Final = 512
@@ -236,6 +237,27 @@ class Committer:
         def work() -> None:
             self._projector.catch_up(self.history.size)  # so that no row comes behind
             self._store.empty_leaf(index, leaf_hash)
+
+        self._ask(work)
+
+    def prune(self, below: int) -> None:
+        """Remove the entries below an index, whose pruning is recorded; the trail keeps its paths.
+
+        Raises:
+            AuditError: It isn't done; opening the log does it.
+        """
+
+        def work() -> None:
+            self._projector.catch_up(self.history.size)  # so that no row comes behind
+            log = self._store.snapshot
+            kept = log.trail_paths()
+            paths = {
+                index: b"".join(inside_of(log.tile(0, n, HASHES_PER_TILE), at))
+                for index, _ in log.trail()
+                if index < below and index not in kept
+                for n, at in (divmod(index, HASHES_PER_TILE),)
+            }
+            self._store.prune(below, paths)
 
         self._ask(work)
 

@@ -279,11 +279,13 @@ class CosignedLog:
             )
 
     def keep_all(self) -> None:
-        """Keep the newest checkpoint with all the cosignatures that came since it had enough."""
+        """Keep what came since: the newest checkpoint with its quorum, and a newer one with too few cosignatures."""
         with self._changed:
-            newest = self._newest
+            newest, published = self._newest, next(reversed(self._published.values()), None)
         if newest is not None:
             self._log.keep_cosigned(newest.size, bytes(newest.signed), quorum=True)
+        if published is not None and (newest is None or published.size > newest.size):
+            self._log.keep_cosigned(published.size, bytes(published.signed), quorum=False)
 
     # --- what is shown ----------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from audit.merkle import EMPTY_ROOT
 from audit.names import Origin
 from audit.places import Places
 from audit.settings import LogSettings
-from audit.snapshot import Snapshot
+from audit.snapshot import Snapshot, first_leaf
 from audit.tiles import Edge, TrustedTiles
 from audit.trust_file import pin_another_log_key
 
@@ -140,9 +140,8 @@ def look_at(places: Places) -> LeftEpoch:
     size, root, opened, same = 0, EMPTY_ROOT, Event(), False
     with contextlib.suppress(AuditError), database.open_to_read(places, live=False) as connection:
         snapshot = Snapshot(connection)
-        entry = snapshot.entry(0)
-        if entry is not None:
-            opened, _ = read_frame(entry.leaf, origin=None)
+        if leaf := first_leaf(snapshot):
+            opened, _ = read_frame(leaf, origin=None)
         head = snapshot.head()
         if head is not None:
             tree = TrustedTiles(snapshot, head.size, head.root)

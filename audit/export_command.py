@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from audit import edge, reading
+from audit import durable, edge, reading
 from audit.access import Access
 from audit.canonical import Event, sha256
 from audit.checked import ReadableLog, Row
+from audit.checkpoint import OpenedCheckpoint
 from audit.entry import read_leaf
 from audit.events import AuditExported, IndexRange, new_event_id
 from audit.export import bundle
@@ -25,6 +26,7 @@ from audit.merkle import leaf_hash
 from audit.names import Origin
 from audit.note import VerifierKey
 from audit.private import PrivateStore
+from audit.proofs import Proof
 from audit.proving import Witnessed, choose, refresh
 from audit.read_record import admit, keep, may_record, reader, site_of, talk
 from audit.reading import FoundLog
@@ -193,7 +195,7 @@ class _Seen:
 
     def __init__(self, log: ReadableLog, origin: str, access: Access) -> None:
         self._log, self._origin, self._access = log, origin, access
-        self.tree = log.tree
+        self.tree, self.begin = log.tree, log.begin
 
     def leaves(self, first: int, end: int) -> Iterator[bytes]:
         for leaf in self._log.leaves(first, end):
@@ -202,6 +204,9 @@ class _Seen:
 
     def trail(self) -> list[tuple[int, bytes]]:
         return self._log.trail()
+
+    def inside(self, index: int) -> Proof:
+        return self._log.inside(index)
 
 
 def _event(leaf: bytes, origin: str) -> Event:
@@ -223,6 +228,19 @@ def _policy_text(found: FoundLog, log: ReadableLog, origin: str) -> str:
             return path.read_text(encoding="utf-8")
     keys: tuple[VerifierKey, ...] = log.keyring.log_keys()
     return format_policy(map(str, keys), {}, {}, 0)
+
+
+def write_archive(log: FoundLog, checked: ReadableLog, signed: OpenedCheckpoint, below: int) -> tuple[Path, str]:
+    """Write a complete bundle of all that the log has, for entries below an index to go; return it and its hash."""
+    folder = log.places.folder / "archive"
+    durable.make_folder(folder)
+    path = folder / f"{log.places.epoch}-{below}.zip"
+    path.unlink(missing_ok=True)  # of a pruning that was cut before its entry
+    request = Request({}, True, _policy_text(log, checked, signed.origin))
+    with Outgoing(path) as out:
+        manifest = BundleWriter(checked, signed, out, request, checked.begin, signed.size).write()
+        out.finish()
+    return path, sha256(bytes(manifest))
 
 
 def _record(log: FoundLog, manifest: Manifest, query: Any, to: str, form: str) -> None:
@@ -260,8 +278,8 @@ def _write_tiles(out: Path, checked: ReadableLog, chosen: Witnessed, log: FoundL
     from audit.export.tile_folder import write_tile_folder
 
     signed = chosen.signed
-    tiles = tiles_of(checked, signed.size, 0, signed.size)
-    manifest = Manifest(signed.origin, signed.size, signed.root, True, 0, signed.size, {})
+    tiles = tiles_of(checked, signed.size, checked.begin, signed.size)
+    manifest = Manifest(signed.origin, signed.size, signed.root, True, checked.begin, signed.size, {})
     policy = _policy_text(log, checked, signed.origin)
 
     def before() -> None:

@@ -26,6 +26,7 @@ from audit.names import COORDINATOR, Origin
 from audit.opening import Opened, check_keys, open_store
 from audit.places import Places
 from audit.private import PrivateStore
+from audit.pruning import pruning_of
 from audit.receipt import Receipt
 from audit.redactions import Redaction, redaction_of
 from audit.settings import LogSettings
@@ -38,7 +39,7 @@ DAEMON: Final = "daemon"
 CLI: Final = "cli"
 NO_CHARTER: Final = "sha256:" + merkle.EMPTY_ROOT.hex()
 """The hash of no bytes: recorded by `log.opened` where the log is older than the first charter."""
-_REMOVING: Final = frozenset({"audit.redacted", "subject.erased"})
+_REMOVING: Final = frozenset({"audit.redacted", "audit.pruned", "subject.erased"})
 _OWN_ACTIONS: Final = frozenset({"log.opened", "log.booted", "log.closed", "log.frozen", "clock.jumped"})
 
 
@@ -387,6 +388,8 @@ class AuditLog:
 
     def _finish_removals(self, opened: Opened) -> None:
         """Do what entries record as done and a crash left undone: leaves to empty, people to erase."""
+        if opened.pruning is not None and opened.to_prune:
+            self._committer.prune(opened.pruning.below)
         for redaction in opened.to_empty:
             self._empty(redaction)
         for subject in self._committer.erased_subjects():
@@ -401,6 +404,9 @@ class AuditLog:
             redaction = redaction_of(receipt.index, body)
             if redaction is not None:
                 self._empty(redaction)
+            pruning = pruning_of(receipt.index, body)
+            if pruning is not None:
+                self._committer.prune(pruning.below)
             if body["action"] == "subject.erased":
                 self.private.erase(body["subject"])
         return receipt

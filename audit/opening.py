@@ -8,7 +8,7 @@ in full. What lies deeper is checked by whoever reads it, and by `confide audit 
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -32,6 +32,8 @@ from audit.history import History, WriterTail, open_at
 from audit.merkle import leaf_hash
 from audit.note import VerifierKey
 from audit.places import Places
+from audit.proofs import Proof
+from audit.pruning import Pruning, check_inside, insides, newest_pruning
 from audit.redactions import Redaction, is_redacted, redactions_in
 from audit.snapshot import Snapshot
 from audit.storage import Store
@@ -55,6 +57,8 @@ class Opened:
         checkpoint_note: That checkpoint.
         redactions: Entries that are empty or have to be emptied, by index.
         to_empty: Those that are not empty yet.
+        pruning: Where the log begins, if its first entries went to an archive.
+        to_prune: Some of them are there yet.
     """
 
     history: History
@@ -65,6 +69,8 @@ class Opened:
     checkpoint_note: bytes = b""
     redactions: dict[int, Redaction] = field(default_factory=dict)
     to_empty: list[Redaction] = field(default_factory=list)
+    pruning: Pruning | None = None
+    to_prune: bool = False
 
 
 def open_store(places: Places) -> tuple[Opened, Store]:
@@ -123,20 +129,26 @@ def _checked(snapshot: Snapshot, signed: bytes) -> tuple[Opened, Head]:
     if edge.root() != head.root:
         raise LogDamaged(f"the tiles of {head.size} entries don't give their root", code="CFD-A04")
     trusted = TrustedTiles(snapshot, head.size, head.root)
-    trail = dict(_in_tree(snapshot.trail(), trusted))
+    trail = dict(_in_tree(snapshot.trail(), trusted, insides(snapshot.trail_paths())))
     origin = newest_origin(trail[0]) if 0 in trail else ""
     keyring = keyring_of(trail.items(), origin)
     opened = Opened(History(origin, head.size, keyring, t_us=head.t_us), edge, unclean=head.running)
+    opened.pruning = newest_pruning(sorted(trail.items()), origin)
     opened.redactions = redactions_in(sorted(trail.items()), origin)
     _check_promises(opened, trusted, signed, snapshot.newest_quorum())
     _check_last_entries(opened, snapshot, trusted, head, frozenset(trail))
+    opened.to_prune = opened.pruning is not None and snapshot.first_index() < opened.pruning.below
     opened.to_empty = [one for one in opened.redactions.values() if _has_leaf(snapshot, one.index)]
     return opened, head
 
 
-def _in_tree(leaves: Iterable[tuple[int, bytes]], trusted: TrustedTiles) -> Iterator[tuple[int, bytes]]:
+def _in_tree(
+    leaves: Iterable[tuple[int, bytes]], trusted: TrustedTiles, inside: Mapping[int, Proof]
+) -> Iterator[tuple[int, bytes]]:
     for index, leaf in leaves:
-        if leaf_hash(leaf) != hash_in_tree(trusted, index):
+        if index in inside:
+            check_inside(trusted, index, leaf, inside[index])
+        elif leaf_hash(leaf) != hash_in_tree(trusted, index):
             raise LogDamaged(f"the copy of entry {index} in the trail was altered")
         yield index, leaf
 
@@ -190,7 +202,7 @@ def _check_last_entries(
 ) -> None:
     """Hash the last entries, open those that no checkpoint covers, and take over the writers' chains."""
     history = opened.history
-    first = max(0, head.size - CHECKED)
+    first = max(0 if opened.pruning is None else opened.pruning.below, head.size - CHECKED)
     found = {row.index: row for row in snapshot.entries(first, head.size)}
     rows = {row.name: row for row in snapshot.writers()}
     opened.history = History(
@@ -271,6 +283,8 @@ def _check_link(index: int, event: Event, tail: WriterTail) -> None:
 def _check_writer(opened: Opened, snapshot: Snapshot, trusted: TrustedTiles, row: WriterRow, size: int) -> None:
     """Refuse a writer's row that isn't about that writer's last entry, or would let it go on elsewhere."""
     wrong = LogDamaged(f"the row of writer {row.name[:80]} doesn't match its last entry", code="CFD-A01")
+    if opened.pruning is not None and row.last_index < opened.pruning.below:
+        return  # its last entry went to the archive, and with it what the row could be held against
     if not 0 <= row.last_index < size or hash_in_tree(trusted, row.last_index) != row.last_hash:
         raise wrong
     entry, redacted = snapshot.entry(row.last_index), opened.redactions.get(row.last_index)

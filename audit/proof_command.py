@@ -47,7 +47,7 @@ def write_proof(log: FoundLog, name: str, out: Path) -> None:
             said = f"under the bundle's checkpoint of {checked.size} entries"
         else:
             chosen = choose(checked, epoch.checkpoint_bytes(), policy, covering=row.index + 1)
-            data = bytes(proof_of(checked.tree, chosen.signed, row.index, row.leaf))
+            data = bytes(proof_of(checked, chosen.signed, row.index, row.leaf))
             said = f"under the checkpoint of {chosen.signed.size} entries, {chosen.text}"
             said += "" if chosen.seen else " (CFD-A45)"
     if out.exists():

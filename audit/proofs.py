@@ -78,8 +78,14 @@ def _split(count: int) -> int:
     return 1 << (count - 1).bit_length() - 1
 
 
-def prove_inclusion(tiles: TileReader, index: int, size: int) -> Proof:
+def prove_inclusion(tiles: TileReader, index: int, size: int, inside: Proof = ()) -> Proof:
     """Return PATH(index, D[size]), from the leaf's sibling up (RFC 6962 §2.1.1).
+
+    Args:
+        tiles: The tiles.
+        index: The leaf.
+        size: The number of leaves.
+        inside: The path inside of the leaf's tile of level 0, where that tile was pruned.
 
     Raises:
         ProofRefused: The tree of `size` leaves has no leaf `index`.
@@ -89,7 +95,7 @@ def prove_inclusion(tiles: TileReader, index: int, size: int) -> Proof:
         raise ProofRefused(f"a tree of {size} entries has no entry {index}")
     tree, path = _Tree(tiles, size), []
     start, end = 0, size
-    while end - start > 1:
+    while end - start > (HASHES_PER_TILE if inside else 1):
         middle = start + _split(end - start)
         if index < middle:
             path.append(tree.root(middle, end))
@@ -97,7 +103,7 @@ def prove_inclusion(tiles: TileReader, index: int, size: int) -> Proof:
         else:
             path.append(tree.root(start, middle))
             start = middle
-    return tuple(reversed(path))
+    return (*inside, *reversed(path))
 
 
 def prove_consistency(tiles: TileReader, old_size: int, size: int) -> Proof:

@@ -5,6 +5,8 @@
         alice: compliance
         bob: {role: regulator, datasets: [heart], since: 2026-01-01, until: 2027-01-01, expires: 2027-02-01}
       two_people: true
+      retention: default          or cn, eu-ai, gxp, a list of them, {profile: custom, days: 400}
+      legal_hold: false
 
 All else in that file is the role's own. A home without `readers` is read by whoever can read its files.
 """
@@ -22,6 +24,10 @@ from audit.filters import FilterRefused, parse_time
 
 FILES: Final = ("site.yaml", "coordinator.yaml")
 MAX_BYTES: Final = 1 << 20
+DAY_US: Final = 86_400 * 1_000_000
+YEAR_US: Final = 36_525 * DAY_US // 100
+PROFILES: Final = {"default": 6 * YEAR_US, "cn": 3 * YEAR_US, "eu-ai": YEAR_US // 2, "gxp": 25 * YEAR_US}
+"""Floors that rules ask for; `cn` keeps everything as long as its approvals and egress."""
 _TIMES: Final = ("since", "until", "expires")
 
 
@@ -32,10 +38,14 @@ class Readers:
     Attributes:
         grants: By account; None where the home names nobody.
         two_people: Redaction, pruning and a new epoch need a second account.
+        legal_hold: Nothing is pruned.
+        keep_us: How long entries are kept at least.
     """
 
     grants: Mapping[str, Grant] | None = None
     two_people: bool = True
+    legal_hold: bool = False
+    keep_us: int = 6 * YEAR_US
     _everybody: Grant = field(default=Grant(COMPLIANCE))
 
     def of(self, account: str) -> Grant | None:
@@ -64,15 +74,26 @@ def _parsed(path: Path) -> Readers:
         document = yaml.safe_load(path.read_bytes())
         section = document.get("audit") or {}
         given, two_people = section.get("readers"), section.get("two_people", True)
-        if type(two_people) is not bool:
+        legal_hold = section.get("legal_hold", False)
+        if type(two_people) is not bool or type(legal_hold) is not bool:
             raise wrong
-        if given is None:
-            return Readers(None, two_people)
-        return Readers({str(account): _grant(value) for account, value in given.items()}, two_people)
+        grants = None if given is None else {str(account): _grant(value) for account, value in given.items()}
+        return Readers(grants, two_people, legal_hold, _keep_us(section.get("retention", "default")))
     except OSError as error:
         raise SettingsUnsafe(f"{path} can't be read: {error.strerror}") from None
     except (yaml.YAMLError, AttributeError, TypeError, KeyError, ValueError, FilterRefused):
         raise wrong from None
+
+
+def _keep_us(value: Any) -> int:
+    """Return how long entries stay at least: of several profiles the longest; `custom` names its days."""
+    if isinstance(value, dict):
+        days = value["days"]
+        if value.keys() != {"profile", "days"} or value["profile"] != "custom" or type(days) is not int or days < 1:
+            raise ValueError
+        return days * DAY_US
+    profiles = [value] if isinstance(value, str) else list(value)
+    return max(PROFILES[str(profile)] for profile in profiles)
 
 
 def _grant(value: Any) -> Grant:

@@ -19,7 +19,7 @@ from audit.export.bundle_check import BundleReader
 from audit.frame import hash_text, read_frame
 from audit.names import Origin
 from audit.places import SQLITE, Places, epochs_in, has_log, is_live
-from audit.snapshot import Snapshot
+from audit.snapshot import Snapshot, first_leaf
 from audit.trust import TrustPolicy, parse_policy
 
 MAX_POLICY_BYTES: Final = 1 << 20
@@ -257,8 +257,8 @@ def opening_of(log: FoundLog) -> Event:
     """Return the log's first entry as its row has it, empty where it can't be read; unchecked."""
     try:
         with log.moment() as (snapshot, _):
-            stored = snapshot.entry(0)
-            return {} if stored is None else read_frame(stored.leaf, origin=None)[0]
+            leaf = first_leaf(snapshot)
+            return read_frame(leaf, origin=None)[0] if leaf else {}
     except AuditError:
         return {}
 

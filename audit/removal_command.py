@@ -1,4 +1,4 @@
-"""`confide audit erase`, `redact`, `approve` and `requests`: what may go, with its record and, mostly, two people."""
+"""`confide audit erase`, `redact`, `prune`, `requests` and `approve`: what may go, with its record, by two people."""
 
 import argparse
 import os
@@ -9,14 +9,19 @@ from audit import edge, reading
 from audit.clock import microseconds
 from audit.columns import format_time
 from audit.errors import AuditError, LogUnreadable, ReadRefused
-from audit.events import Approval, AuditRedacted, SubjectErased, new_event_id
-from audit.frame import TRAIL_ACTIONS
+from audit.events import Approval, AuditPruned, AuditRedacted, SubjectErased, new_event_id
+from audit.export.bundle_check import BundleReader, check_files
+from audit.export.container import open_files
+from audit.export_command import write_archive
+from audit.frame import TRAIL_ACTIONS, hash_text
 from audit.private import PrivateStore
+from audit.proving import choose
 from audit.read_record import admit, reader, site_of, talk
-from audit.readers_file import read_readers
+from audit.readers_file import DAY_US, read_readers
 from audit.reading import FoundLog
 from audit.recording import record
 from audit.requests import Request, Requests
+from audit.tiles import HASHES_PER_TILE
 from audit.visible import visible
 
 
@@ -120,8 +125,10 @@ def requests(given: argparse.Namespace, log: FoundLog) -> int:
 
 
 def _described(request: Request) -> str:
-    said = ", ".join(f"{name} {value}" for name, value in sorted(request.arguments.items()))
-    return f"{request.verb} {said}"
+    shown = ("index", "below", "basis")
+    return " ".join(
+        [request.verb, *(f"{name} {request.arguments[name]}" for name in shown if name in request.arguments)]
+    )
 
 
 def _carry_out(log: FoundLog, request: Request, people: list[str]) -> int:
@@ -159,4 +166,72 @@ def _redact(log: FoundLog, request: Request, approval: Approval) -> None:
         talk(f"  {path}")
 
 
-_ACTS: Final[dict[str, Callable[[FoundLog, Request, Approval], Any]]] = {"redact": _redact}
+# --- pruning ----------------------------------------------------------------------------------------------------
+
+
+def prune(given: argparse.Namespace, log: FoundLog) -> int:
+    """Ask that the entries below an index go to an archive; a second person approves it."""
+    _refuse_a_copy(log)
+    admit(log, "prune")
+    return _proposed(log, "prune", {"below": _may_prune(log, given.below)})
+
+
+def _may_prune(log: FoundLog, below: int) -> int:
+    """Return `below`, if what the home keeps to allows it.
+
+    Raises:
+        LogUnreadable: It isn't a multiple of 256 within the signed log, or nothing is there to be pruned.
+        ReadRefused: A legal hold, or the entries are younger than they have to become.
+    """
+    rules = read_readers(log.home)
+    if rules.legal_hold:
+        raise ReadRefused("a legal hold is on this home", hint="legal_hold in section audit of its configuration")
+    policy, _ = reading.find_policy(log, reading.origin_of(log), None)
+    with log.checked() as checked:
+        chosen = choose(checked, log.checkpoint_bytes(), policy)
+        if below % HASHES_PER_TILE or not checked.begin < below <= chosen.signed.size:
+            raise LogUnreadable(
+                f"{below} is not a place to prune below: a multiple of {HASHES_PER_TILE} above {checked.begin}, under"
+                f" the checkpoint of {chosen.signed.size} entries"
+            )
+        if chosen.quorum is not None and chosen.quorum.needed and not chosen.seen:
+            raise LogUnreadable(f"no quorum has seen these entries: {chosen.text}", hint="wait for the witnesses")
+        newest = next(iter(checked.rows(below - 1)))
+        if newest.event["t_us"] > _now_us() - rules.keep_us:
+            raise ReadRefused(
+                f"entry {newest.name} is of {format_time(newest.event['t_us'])}: entries stay"
+                f" {rules.keep_us // DAY_US} days at least",
+                hint="prune below an older entry; retention in section audit of the home's configuration",
+            )
+    return below
+
+
+def _prune(log: FoundLog, request: Request, approval: Approval) -> None:
+    clock, below = edge.SystemClock(), _may_prune(log, int(request.arguments["below"]))
+    policy, pinned_by = reading.find_policy(log, reading.origin_of(log), None)
+    with log.checked() as checked:
+        chosen = choose(checked, log.checkpoint_bytes(), policy, covering=below)
+        path, archive = write_archive(log, checked, chosen.signed, below)
+    with open_files(path) as files:
+        found = check_files(files, BundleReader(policy, pinned_by, complete=True))
+    if found.flaws:
+        path.unlink()
+        first = found.flaws[0]
+        raise AuditError(first.code, f"the archive isn't whole, so nothing was pruned: {first.where}: {first.what}")
+    draft = AuditPruned(
+        id=new_event_id(clock, os.urandom),
+        decision="allowed",
+        actor=reader(log),
+        site=site_of(reading.origin_of(log)),
+        below=below,
+        archive=archive,
+        size=chosen.signed.size,
+        root=hash_text(chosen.signed.root),
+        approval=approval,
+    )
+    index, _ = record(log.places.folder, draft, clock=clock)
+    talk(f"entries below {below} are pruned, record {index}; proofs at and above it still work")
+    talk(f"archive {path}, manifest {archive}; keep it elsewhere too: it is the only copy here")
+
+
+_ACTS: Final[dict[str, Callable[[FoundLog, Request, Approval], Any]]] = {"redact": _redact, "prune": _prune}

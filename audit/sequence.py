@@ -24,6 +24,7 @@ class SequenceRules:
     """One bit for each entry, so that memory stays small over a million openings."""
     _rounds_opened: set[tuple[str, int]] = field(default_factory=set)
     _unread: set[int] = field(default_factory=set)
+    _begin: int = 0
     _retired: set[str] = field(default_factory=set)
     _accepted: set[str] = field(default_factory=set)
     _reserved: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -34,12 +35,16 @@ class SequenceRules:
 
     def _flaw_by_absence(self, index: int, what: str) -> None:
         """Add a flaw that is one only if every entry before was read."""
-        if not self._unread:
+        if not self._unread and not self._begin:
             self._flaw(index, what)
 
     def pass_over(self, index: int) -> None:
         """Know that an entry can't be read: what could rest on it alone is no flaw."""
         self._unread.add(index)
+
+    def pass_over_all_before(self, index: int) -> None:
+        """Know that the entries before an index went to an archive."""
+        self._begin = index
 
     def take(self, index: int, event: Event) -> None:
         """Check the entry at `index` against all before it; a refused or failed act did nothing, but for an end."""
@@ -78,7 +83,7 @@ class SequenceRules:
     def _take_ended(self, index: int, event: Event) -> None:
         opened = event["opened"]
         begun = self._open.pop(opened, None)
-        if begun is None and opened in self._unread:
+        if begun is None and (opened in self._unread or opened < self._begin):
             return
         if begun is None:
             again = opened < 8 * len(self._ever_opened) and self._ever_opened[opened // 8] >> opened % 8 & 1

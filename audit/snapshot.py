@@ -162,6 +162,14 @@ class Snapshot:
         """Return index and leaf of entry 0 and of all that change keys, in order."""
         return [(_number(index), _bytes(leaf)) for index, leaf in self._fetch(statements.TRAIL)]
 
+    def trail_paths(self) -> dict[int, bytes]:
+        """Return, by index, the hashes inside of the tile of each leaf of the trail whose tile was pruned."""
+        return {_number(index): _bytes(path) for index, path in self._fetch(statements.TRAIL_PATHS)}
+
+    def first_index(self) -> int:
+        """Return the index of the first row, -1 where there is none."""
+        return _number(self._fetch(statements.FIRST_INDEX)[0][0])
+
     def newest_quorum(self) -> bytes:
         """Return the newest checkpoint that reached its quorum, empty where there is none."""
         return b"".join(_bytes(row[0]) for row in self._fetch(statements.NEWEST_QUORUM))
@@ -279,3 +287,9 @@ def _conditions(filters: Filters, action: str | None, first: int, end: int) -> l
     if finding == "decision":
         conditions.append(column.decision != literal_column("'allowed'"))  # so that the partial index is one
     return conditions
+
+
+def first_leaf(snapshot: Snapshot) -> bytes:
+    """Return the leaf of the log's first entry, from the trail where that went to an archive; empty if it is lost."""
+    stored = snapshot.entry(0)
+    return dict(snapshot.trail()).get(0, b"") if stored is None else stored.leaf

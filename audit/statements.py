@@ -106,6 +106,17 @@ DROP_SMALLER: Final = delete(tables.checkpoint).where(
 ADD_EVIDENCE: Final = insert(tables.evidence).values(
     origin=bindparam("origin"), kind=bindparam("kind"), notes=bindparam("notes")
 )
+KEEP_PATH: Final = (
+    update(tables.trail).where(tables.trail.c.idx == bindparam("index")).values(path=bindparam("new_path"))
+)
+PRUNE: Final = (
+    delete(tables.entry).where(tables.entry.c.idx < bindparam("below")),
+    delete(tables.event).where(tables.event.c.idx < bindparam("below")),
+    delete(tables.left_open).where(tables.left_open.c.idx < bindparam("below")),
+)
+PRUNE_TILES: Final = delete(tables.tile).where(
+    tables.tile.c.level == literal_column("0"), tables.tile.c.n < bindparam("n")
+)
 EMPTY_LEAF: Final = (
     update(tables.entry)
     .where(tables.entry.c.idx == bindparam("index"), tables.entry.c.leaf_hash == bindparam("hash"))
@@ -156,6 +167,8 @@ LAST_INDEX: Final = select(func.max(_entry.idx))
 TILE: Final = select(_tile.hashes).where(_tile.level == bindparam("level"), _tile.n == bindparam("n"))
 WRITERS: Final = select(tables.writer).order_by(_writer.name)
 TRAIL: Final = select(tables.trail.c.idx, tables.trail.c.leaf).order_by(tables.trail.c.idx)
+TRAIL_PATHS: Final = select(tables.trail.c.idx, tables.trail.c.path).where(tables.trail.c.path.is_not(None))
+FIRST_INDEX: Final = select(func.min(_entry.idx))
 NEXT_PROJECTED: Final = select(func.min(tables.cursor.c.next_idx))
 PROJECTED: Final = (
     select(tables.event).where(_event.idx >= bindparam("first"), _event.idx < bindparam("end")).order_by(_event.idx)

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from audit import database, statements, tables
+from audit import database, statements, tables, tiles
 from audit.errors import AppendFailed, AuditError, LogUnreadable, SecondWriter
 from audit.places import Places
 from audit.projection import Projected
@@ -290,6 +290,28 @@ class Store:
         if sqlite:
             with contextlib.suppress(sqlite3.Error):  # a reader holds it: what was there goes with the next
                 self._driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def prune(self, below: int, paths: dict[int, bytes]) -> None:
+        """Remove the entries below an index, their tiles of level 0 and their rows; keep the trail's paths.
+
+        Doing it again changes nothing.
+
+        Raises:
+            AppendFailed: Nothing was removed; opening the log does it.
+            OutcomeUnknown: The connection broke.
+        """
+        sqlite = self._kind == SQLITE
+        with self._transaction() as cursor:
+            keep = statements.text_of(statements.KEEP_PATH, self._kind)
+            for index, path in paths.items():
+                cursor.execute(keep, (path, index))
+            if not sqlite:  # the right that `database.create` took from this account
+                cursor.execute(f"GRANT DELETE ON {tables.entry.name} TO CURRENT_USER")
+            for statement in statements.PRUNE:
+                cursor.execute(statements.text_of(statement, self._kind), (below,))
+            if not sqlite:
+                cursor.execute(f"REVOKE DELETE ON {tables.entry.name} FROM CURRENT_USER")
+            cursor.execute(statements.text_of(statements.PRUNE_TILES, self._kind), (below // tiles.HASHES_PER_TILE,))
 
     def forget_projections(self) -> None:
         """Empty the projections; they follow again from the first entry."""

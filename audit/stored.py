@@ -94,6 +94,10 @@ class StoredLog(Protocol):
         """Return index and leaf of entry 0 and of all that change keys, in order."""
         ...
 
+    def trail_paths(self) -> dict[int, bytes]:
+        """Return, by index, the hashes inside of the tile of each leaf of the trail whose tile was pruned."""
+        ...
+
     def projected(self, first: int, end: int) -> dict[int, tuple[str | int | None, ...]]:
         """Return the rows of the projection from `first` up to `end`, by index."""
         ...

@@ -52,7 +52,9 @@ def write_trust_policy(
     """
     durable.make_folder(folder)
     path = folder / f"{party}{SUFFIX}"
-    durable.replace_file(path, format_policy(log_keys, witnesses or {}, operators or {}, quorum).encode())
+    text = format_policy(log_keys, witnesses or {}, operators or {}, quorum).encode()
+    if not path.is_file() or path.read_bytes() != text:
+        durable.replace_file(path, text)
     return path
 
 

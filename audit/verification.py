@@ -97,7 +97,7 @@ def _concluded(walk: Walk, newest_checkpoint: bytes, reader: Reader) -> Verifica
         walk.flaws.extend(walk.rules.finish(walk.last_event))
     result.flaws = walk.flaws
     if not walk.flaws:
-        result.proved.append(_whole(result))
+        result.proved.append(_whole(result, walk.begin))
         result.proved.extend(extended)
         if reader.complete:
             result.proved.append("the entries keep the rules of order: openings, acceptances, budgets, what left")
@@ -150,9 +150,10 @@ def _settle_disputes(walk: Walk, signed: checkpoint.Checkpoint | None) -> None:
         walk.flaw("CFD-A01", f"entry {index}", "was altered, and its row with it: its tile has another hash")
 
 
-def _whole(result: Verification) -> str:
+def _whole(result: Verification, begin: int) -> str:
     witnessed = f", cosigned up to {result.cosigned} (quorum {result.quorum})" if result.quorum else ""
-    return f"{result.size} entries{witnessed}; all bytes, signatures, chains and times agree"
+    counted = f"entries {begin} to {result.size - 1}" if begin else f"{result.size} entries"
+    return f"{counted}{witnessed}; all bytes, signatures, chains and times agree"
 
 
 def _check_newest(walk: Walk, data: bytes, keys: tuple[VerifierKey, ...]) -> checkpoint.OpenedCheckpoint | None:

@@ -18,14 +18,16 @@ from audit.canonical import Event
 from audit.entry import Entry, event_of
 from audit.errors import AuditError, EntryRefused
 from audit.findings import Flaw
-from audit.frame import MAX_READ_BYTES, TRAIL_ACTIONS, hash_text, newest_origin, read_frame
+from audit.frame import MAX_READ_BYTES, TRAIL_ACTIONS, hash_text, keyring_of, newest_origin, read_frame
 from audit.history import History
 from audit.keyring import Keyring
 from audit.merkle import leaf_hash
 from audit.projection import row_of
+from audit.proofs import root_at
+from audit.pruning import Pruning, check_inside, insides, newest_pruning, pruning_of
 from audit.sequence import SequenceRules
 from audit.stored import Head, StoredEntry, StoredLog
-from audit.tiles import HASHES_PER_TILE, Edge
+from audit.tiles import HASHES_PER_TILE, Edge, TrustedTiles
 
 MAX_FLAWS: Final = 1000
 _UNKNOWN: Final = bytes(32)
@@ -70,6 +72,7 @@ class Walk:
             leaves.
         disputed: Entries that agree with their row and not with their tile.
         broken: Some entry's hash isn't known, so no root follows.
+        begin: Where the walk begins, if the first entries went to an archive.
         stopped: Without the keys that entry 0 lists, nothing behind it can be judged.
     """
 
@@ -88,6 +91,8 @@ class Walk:
     rules: SequenceRules = field(default_factory=SequenceRules)
     last_event: Event | None = None
     running: bool = False
+    begin: int = 0
+    _pruning: Pruning | None = None
     _edge: Edge = field(default_factory=Edge)
     _other_edge: Edge = field(default_factory=Edge)
     _linked: set[str] | None = None
@@ -134,7 +139,8 @@ class Walk:
         elif head.size > size:
             self.flaw("CFD-A02", _span(size, head.size), "missing: written, and not stored")
         next_projected = self.log.next_projected() if self.complete else 0
-        for n, stored in self._opened_ahead(_tilewise(self.log.entries(0, size))):
+        self._begin_behind_the_pruned(size)
+        for n, stored in self._opened_ahead(_tilewise(self.log.entries(self.begin, size))):
             self._pass_over(n * HASHES_PER_TILE)
             self._take_tile(n, stored, size)
             if self.stopped:
@@ -146,6 +152,42 @@ class Walk:
         if not self.broken:
             self._compare_upper(self._edge.partial)
         self._finish(head)
+
+    def _begin_behind_the_pruned(self, size: int) -> None:
+        """Where the trail says that the first entries went to an archive, take up what is left of them.
+
+        That it is so is believed only once the walk has met the entry that says it (`_finish`).
+        """
+        try:
+            trail = self.log.trail()
+            origin = newest_origin(trail[0][1]) if trail else ""
+            pruning = newest_pruning(trail, origin)
+            if pruning is None or not 0 < pruning.below <= size:
+                return
+            edge = Edge.read(self.log, pruning.below)
+            tree = TrustedTiles(self.log, pruning.below, edge.root())
+            inside = insides(self.log.trail_paths())
+            before = [(index, leaf) for index, leaf in trail if index < pruning.below]
+            if any(index not in inside for index, _ in before):
+                return  # recorded and not done yet: all entries are there
+            for index, leaf in before:
+                check_inside(tree, index, leaf, inside[index])
+            keyring = keyring_of(before, origin)
+        except EntryRefused:
+            return  # the walk itself names what is wrong with entries
+        except AuditError as refused:
+            self.flaw(refused.code, "trail", refused.message)
+            return
+        self._pruning, self.begin = pruning, pruning.below
+        self._edge = self._other_edge = edge
+        self._trail = {index: leaf_hash(leaf) for index, leaf in before}
+        self.history = History(origin, pruning.below, keyring)
+        self._linked = set()
+        self.rules.pass_over_all_before(pruning.below)
+        for wanted in self.wanted_sizes:
+            if wanted <= pruning.below:
+                with contextlib.suppress(AuditError):  # within a tile that is gone nothing can be compared
+                    self.roots[wanted] = self.other_roots[wanted] = root_at(tree, wanted)
 
     def _opened_ahead(
         self, tiles_of_rows: Iterator[tuple[int, dict[int, StoredEntry]]]
@@ -315,6 +357,11 @@ class Walk:
             del self._blank[event["index"]]
             alone = "" if len(event["approval"]["by"]) > 1 else ", approved by one person alone"
             self.notes.append(Flaw("CFD-A41", f"entry {event['index']}", f"redacted, record {index}{alone}"))
+        pruning = pruning_of(index, event)
+        if pruning is not None:
+            alone = "" if pruning.approvers > 1 else ", approved by one person alone"
+            what = f"pruned, record {index}, archive {pruning.archive}{alone}"
+            self.notes.append(Flaw("CFD-A42", _span(0, pruning.below), what))
         if self.complete:
             self.rules.take(index, event)
 
@@ -370,6 +417,8 @@ class Walk:
             self.flaw("CFD-A12", f"entry {later}", f"repeats the id of entry {earlier}")
         copies = {index: leaf_hash(leaf) for index, leaf in self.log.trail()}
         wrong = {index for index, hashed in self._trail.items() if copies.get(index) != hashed}
+        if self._pruning is not None and self._trail.get(self._pruning.record) != copies.get(self._pruning.record):
+            self.flaw("CFD-A02", _span(0, self.begin), "missing, and no entry records that they were pruned")
         if self._linked is None:  # else it may be the copy of an entry that was named already
             wrong |= copies.keys() - self._trail.keys()
         for index in sorted(wrong):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from audit import note, witness
+from audit.canonical import Event
 from audit.checkpoint import Checkpoint, OpenedCheckpoint, open_checkpoint
 from audit.clock import Clock
 from audit.errors import AuditError, NoteRefused
@@ -281,22 +282,30 @@ def acknowledged(log: AuditLog, origin: str) -> set[str]:
 
 def acknowledged_in(snapshot: Snapshot, origin: str) -> set[str]:
     """Return the hashes of the pairs of a log that a person took note of, as `snapshot` has it."""
-    head = snapshot.head()
     found: set[str] = set()
+    for event in events_of(snapshot, ACKNOWLEDGED):
+        if event.get("log") == origin:
+            found |= set(event.get("evidence", ()))
+    return found
+
+
+def events_of(snapshot: Snapshot, action: str) -> list[Event]:
+    """Return the log's events of one action, the oldest first; their signatures aren't checked here."""
+    head = snapshot.head()
     if head is None:
-        return found
+        return []
     projected = snapshot.next_projected()
-    pages = snapshot.matching(Filters(action=ACKNOWLEDGED), 0, projected)
-    indices = [row[0] for page in pages for row in page]
-    indices += range(projected, head.size)
-    for index in [index for index in indices if isinstance(index, int)]:  # what isn't projected yet is read itself
+    indices = [row[0] for page in snapshot.matching(Filters(action=action), 0, projected) for row in page]
+    indices += range(projected, head.size)  # what isn't projected yet is read itself
+    found = []
+    for index in [index for index in indices if isinstance(index, int)]:
         stored = snapshot.entry(index)
-        if stored is None:
+        if stored is None or not stored.leaf:
             continue
         try:
             event, _ = read_frame(stored.leaf, origin=None)
         except AuditError:
             continue
-        if event.get("action") == ACKNOWLEDGED and event.get("log") == origin:
-            found |= set(event.get("evidence", ()))
+        if event.get("action") == action:
+            found.append(event)
     return found

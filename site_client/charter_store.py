@@ -111,7 +111,7 @@ class CharterStore:
         )
         write_whole(self._file(charter.epoch, "json"), body)
         write_whole(self._file(charter.epoch, "signature"), signature)
-        self._write_trust()
+        self.write_trust()
         return changes(held.charter if held is not None else None, charter)
 
     def answer(self, site: str, *, accepted: bool, by: str) -> AcceptedCharter:
@@ -124,7 +124,7 @@ class CharterStore:
         new = self.loaded().answer(site, accepted=accepted, by=by)
         document = _Answers(answers=new.answers)
         write_whole(self._answers_file(), canonical.encode(document.model_dump(mode="json")))
-        self._write_trust()
+        self.write_trust()
         return new
 
     def loaded(self) -> AcceptedCharter:
@@ -140,7 +140,12 @@ class CharterStore:
             )
         return held
 
-    def _write_trust(self) -> None:
+    def write_trust(self) -> None:
+        """Write which keys this home trusts about each party's log, by the charter and by whom the site accepts.
+
+        Raises:
+            ConfigurationWrong: There is no charter, or a file is wrong.
+        """
         held = self.loaded()
         trusts = log_trusts(
             held.charter,

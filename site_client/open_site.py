@@ -116,6 +116,7 @@ class OpenSite:
                 record_settings(home.path, self.configuration, append=log.append, new_id=log.new_id)
             self._policy = self._read_policy()
             self._charter = self._charters().loaded()
+            self._charters().write_trust()  # the policy file says whom this site accepts
         except BaseException:
             self._closing = "error"
             self._exit.close()
@@ -173,6 +174,7 @@ class OpenSite:
             self.store.add_policy(digest=found.digest, content=content, taken_us=self.now_us())
         self._policy = found
         self._charter = self._charters().loaded()
+        self._charters().write_trust()
         return before != found.digest
 
     # --- charter ----------------------------------------------------------------------------------------------

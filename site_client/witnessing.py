@@ -322,7 +322,9 @@ class SiteWitnessing:
             policy = self._trust.policy(COORDINATOR)
             if policy is None:
                 return
-            if judged is None:
+            if judged is not None:
+                proof = self._with_own(proof, judged)
+            else:
                 seen = self.office.seen(origin)
                 if (seen.size, seen.root) != (proof.checkpoint.size, proof.checkpoint.root):
                     return

@@ -28,6 +28,7 @@ from audit.merkle import leaf_hash
 from audit.note import VerifierKey
 from audit.proof_file import MAX_BYTES as MAX_PROOF_BYTES
 from audit.proof_file import ProofFile
+from audit.pruning import pruning_of
 from audit.quorum import Quorum, judge
 from audit.redactions import Redaction, is_redacted, redaction_of
 from audit.tiles import HASHES_PER_TILE, TrustedTiles
@@ -87,6 +88,7 @@ class BundleCheck:
     _times: list[tuple[int, int]] = field(default_factory=list)
     _matched: int = 0
     _from_start: bool = False
+    _begin: int = 0
     _private: dict[int, list[tuple[str, bytes, bytes]]] = field(default_factory=dict)
 
     def run(self) -> Verification:
@@ -232,6 +234,7 @@ class BundleCheck:
             event = self._opened(index, leaf)
             if event is not None:
                 self._take_redaction(index, event)
+                self._take_pruning(index, event)
 
     def _gather_trail(self) -> None:
         tree = TileFiles(self.files, self._prefix(), self._signed().size)
@@ -246,6 +249,14 @@ class BundleCheck:
             self._redacted.setdefault(found.index, found)
             alone = "" if found.approvers > 1 else ", approved by one person alone"
             self._note("CFD-A41", f"entry {found.index}", f"redacted, record {index}{alone}")
+
+    def _take_pruning(self, index: int, event: Event) -> None:
+        found = pruning_of(index, event)
+        if found is not None:
+            self._begin = max(self._begin, found.below)
+            alone = "" if found.approvers > 1 else ", approved by one person alone"
+            what = f"pruned, record {index}, archive {found.archive}{alone}"
+            self._note("CFD-A42", f"entries 0 to {found.below - 1}", what)
 
     def _signed(self) -> checkpoints.OpenedCheckpoint:
         if self._checkpoint is None:
@@ -286,7 +297,7 @@ class BundleCheck:
         self._private = self._read_private()
         if manifest is None:
             signed = self._signed()
-            whole = Manifest(signed.origin, signed.size, signed.root, True, 0, signed.size, {})
+            whole = Manifest(signed.origin, signed.size, signed.root, True, self._begin, signed.size, {})
             for _ in self._range(whole):
                 pass
         elif manifest.complete:
@@ -338,7 +349,7 @@ class BundleCheck:
 
         self._check_rows(matching())
         since, until = int(manifest.filters.get("since_us", -1)), int(manifest.filters.get("until_us", 1 << 63))
-        if manifest.first > 0 and times.get(manifest.first, since) >= since:
+        if manifest.first not in (0, self._begin) and times.get(manifest.first, since) >= since:
             what = "the range begins behind the log's first entry, and with none from before the time asked"
             self._flaw("CFD-A18", f"entry {manifest.first}", what)
         if manifest.end < manifest.size and times.get(manifest.end - 1, -1) < until:

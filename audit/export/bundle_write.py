@@ -36,6 +36,15 @@ class ProvableLog(Protocol):
         """Return its checked tiles."""
         ...
 
+    @property
+    def begin(self) -> int:
+        """Return the index below which entries went to an archive; 0 where none did."""
+        ...
+
+    def inside(self, index: int) -> proofs.Proof:
+        """Return the path inside of the tile of an entry of the trail whose tile was pruned, else nothing."""
+        ...
+
     def leaves(self, first: int, end: int) -> Iterator[bytes]:
         """Yield the leaves from `first` up to `end`, empty where one was redacted.
 
@@ -157,7 +166,7 @@ class BundleWriter:
         self._sums[name] = FileSum(name, size, "sha256:" + hashed.hexdigest())
 
     def _proof(self, index: int, leaf: bytes | None = None) -> bytes:
-        return bytes(proof_of(self.log.tree, self.signed, index, leaf))
+        return bytes(proof_of(self.log, self.signed, index, leaf))
 
     def _rows(self) -> Iterator[bytes]:
         for index, leaf, event in self.matching():
@@ -227,10 +236,11 @@ def fingerprint(key: VerifierKey) -> str:
 
 
 def proof_of(
-    tree: TileReader, signed: checkpoints.OpenedCheckpoint, index: int, leaf: bytes | None = None
+    log: ProvableLog, signed: checkpoints.OpenedCheckpoint, index: int, leaf: bytes | None = None
 ) -> ProofFile:
     """Return the proof file of entry `index` under `signed`, with the leaf where that is given."""
-    return ProofFile(index, proofs.prove_inclusion(tree, index, signed.size), signed, leaf)
+    path = proofs.prove_inclusion(log.tree, index, signed.size, log.inside(index))
+    return ProofFile(index, path, signed, leaf)
 
 
 def tiles_of(log: ProvableLog, size: int, first: int, end: int) -> Iterator[tuple[str, bytes]]:
@@ -265,10 +275,12 @@ def fences(log: ProvableLog, origin: str, size: int, filters: Mapping[str, str |
     """Return the range that shows that nothing which matches is missing: it begins before `since_us`, ends at or
     behind `until_us`, or where the log does."""
     since, until = filters.get("since_us"), filters.get("until_us")
-    first, end = 0, size
+    first, end = log.begin, size
     if since is not None:
         begun = first_at(log, origin, size, int(since))
-        first = next((at for at in range(begun - 1, -1, -1) if _time(log, origin, at) is not None), 0)
+        first = next(
+            (at for at in range(begun - 1, log.begin - 1, -1) if _time(log, origin, at) is not None), log.begin
+        )
     if until is not None:
         ended = first_at(log, origin, size, int(until))
         end = next((at + 1 for at in range(ended, size) if _time(log, origin, at) is not None), size)
@@ -283,7 +295,7 @@ def _time(log: ProvableLog, origin: str, index: int) -> int | None:
 
 def first_at(log: ProvableLog, origin: str, size: int, t_us: int) -> int:
     """Return the first index at or after a time: times never decrease within a log."""
-    low, high = 0, size
+    low, high = log.begin, size
     while low < high:
         middle = (low + high) // 2
         at = next((one for one in range(middle, high) if _time(log, origin, one) is not None), None)

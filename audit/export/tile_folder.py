@@ -48,7 +48,7 @@ def write_tile_folder(
         for index, leaf in log.trail():
             if index < signed.size:
                 written += _put(out / bundle.trail_path(index), leaf, replace=True)
-                proof = bytes(proof_of(log.tree, signed, index))
+                proof = bytes(proof_of(log, signed, index))
                 written += _put(out / bundle.trail_proof_path(index), proof, replace=True)
         written += _put(out / bundle.POLICY, policy.encode(), replace=True)
         durable.replace_file(out / "checkpoint", bytes(signed.signed))

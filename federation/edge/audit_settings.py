@@ -42,6 +42,11 @@ class AuditSection(Settings):
         bool, Field(description="a second account confirms redaction and pruning; false: one alone, and it says so")
     ] = True
 
+    retention: Annotated[
+        str | list[str] | dict[str, str | int],
+        Field(description="entries stay at least: default (6 years), cn, eu-ai, gxp, or {profile: custom, days: N}"),
+    ] = "default"
+    legal_hold: Annotated[bool, Field(description="nothing is pruned")] = False
     database: Annotated[
         str | None,
         Field(

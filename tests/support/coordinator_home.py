@@ -61,7 +61,7 @@ from federation.messages import (
 )
 from federation.models import layout
 from federation.tensors import write_tensors
-from federation.witness_messages import WitnessNotice
+from federation.witness_messages import Proved, WitnessNotice
 from site_client.witnessing import SiteWitnessing
 from tests.support.audit_logs import events_in
 from tests.support.clocks import MovableClock
@@ -237,6 +237,7 @@ class FakeSite:
         self._plans: dict[str, plan.Plan] = {}
         self._sent: dict[str, tuple[str, int, int, Phase]] = {}
         self.not_opened: list[str] = []
+        self.proof: Callable[[Proved | None], Proved | None] = lambda proved: proved
         self._lock = threading.Lock()
         self.blobs = BlobStore(self.folder)
         self.log = self.house.log_of(self.site)
@@ -388,7 +389,7 @@ class FakeSite:
             if (problem := self.witness.opening_problem(request)) is not None:
                 self.not_opened.append(problem)
             leaf = self._record(request, update)
-            proved = self.witness.prove(leaf, timeout_s=60)
+            proved = self.proof(self.witness.prove(leaf, timeout_s=60))
         else:
             counts = EvaluationCounts(
                 release="public",

@@ -141,7 +141,7 @@ def test_the_one_who_asks_cannot_confirm(tmp_path: Path, become: Become, capsys:
     assert refused.value.exit_status == 4
     assert leaves_of(home) == before
     assert main(["requests", str(home)]) == 0
-    assert "redact basis gdpr-17, index 5" in capsys.readouterr().out
+    assert "redact index 5 basis gdpr-17" in capsys.readouterr().out
     become("bob")
     assert main(["approve", str(home), request_of(home)]) == 0
     assert main(["requests", str(home)]) == 0

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 from fhir.resources.R4B.auditevent import AuditEvent
 
-from audit import rendering
+from audit import checkpoint, rendering
 from audit.checked import Row
+from audit.columns import column
 from audit.command import main
+from audit.cosignature import cosign
 from audit.errors import AuditError, EntryRefused, LogUnreadable, ProofRefused
 from audit.events import (
     Actor,
@@ -34,8 +36,10 @@ from audit.export import fhir, ocsf
 from audit.export.report_html import html_of
 from audit.export.report_pdf import pdf_of
 from audit.export.report_view import Head, ReportBuilder, delta_text
+from audit.note import VerifierKey
 from audit.proof_file import ProofFile
 from audit.reading import find_log, read_rows
+from audit.trust_file import write_trust_policy
 from tests.support.audit_logs import (
     DAEMON,
     HASH,
@@ -49,7 +53,9 @@ from tests.support.audit_logs import (
     event_id,
     no_home_of_the_machine,
     opening,
+    reopen,
 )
+from tests.support.witnessed_trees import NOW_S, witness_signer
 
 Captured = pytest.CaptureFixture[str]
 JOB = "heart-risk-7f3a91"
@@ -346,6 +352,54 @@ def test_a_proof_of_a_copy_and_of_a_bundle_are_that_of_the_log(tmp_path: Path, c
         assert main(["check", out, "--trust", policy]) == 0
     assert len({(tmp_path / f"p{number}").read_bytes() for number in range(3)}) == 1
     capsys.readouterr()
+
+
+def witnessed(home: Path) -> Path:
+    """The home with two witnesses of which both are asked for, and a checkpoint of 8 entries that both cosigned."""
+    hungary, zurich = witness_signer("hungary"), witness_signer("zurich")
+    with reopen(home) as log:
+        names = {"hungary": str(hungary.key), "zurich": str(zurich.key)}
+        write_trust_policy(
+            home / "trust", party=PARTY, log_keys=[log.checkpoint_key], witnesses=names, operators={}, quorum=2
+        )
+        data = log.checkpoint()
+        opened = checkpoint.open_checkpoint(data, origin=ORIGIN, log_keys=[VerifierKey.parse(log.checkpoint_key)])
+        lines = "".join(str(cosign(opened, one, NOW_S)) for one in (hungary, zurich))
+        log.keep_cosigned(opened.size, data + lines.encode(), quorum=True)
+        log.append(draft(dataset_id="later"))
+    return home
+
+
+def test_what_was_witnessed_says_by_whom_and_when(tmp_path: Path, capsys: Captured) -> None:
+    home = witnessed(november(tmp_path / "home"))
+    policy = str(home / "trust" / f"{PARTY}.policy")
+    assert main(["prove", str(home), "5", "--out", str(tmp_path / "p")]) == 0
+    assert main(["check", str(tmp_path / "p"), "--trust", policy]) == 0
+    said = capsys.readouterr().out
+    assert "cosigned by hungary, zurich, there by 2026-01-01T00:00:10.000000Z" in said
+    assert said.endswith("\nproved\n")
+    out = tmp_path / "b.zip"
+    assert main(["export", str(home), "--dataset", "heart", "--out", str(out)]) == 0
+    assert main(["verify", str(out), "--trust", policy]) == 0
+    said = capsys.readouterr().out
+    assert "(quorum 2)" in said
+    assert "by the witnesses' clocks: there by 2026-01-01T00:00:10" in said
+    assert "CFD-A45" not in said
+    times = ["--since", "2026-11-01", "--until", "2026-11-25"]
+    assert main(["report", str(home), *times, "--out", str(tmp_path / "r.json")]) == 0
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["checkpoint"]["witnessed"] == "cosigned by hungary, zurich (quorum 2)"
+    assert "there by" in report["bracket"]
+
+
+def test_an_entry_that_no_quorum_covers_is_not_yet_witnessed(tmp_path: Path, capsys: Captured) -> None:
+    home = witnessed(november(tmp_path / "home"))
+    last = next(row.index for row in rows_of(home) if column(row.event, "dataset") == "later")
+    assert main(["prove", str(home), str(last), "--out", str(tmp_path / "p")]) == 0
+    assert "not yet witnessed: 0 of 2 cosignatures, missing hungary, zurich (CFD-A45)" in capsys.readouterr().err
+    with pytest.raises(AuditError, match="not yet witnessed") as refused:
+        main(["check", str(tmp_path / "p"), "--trust", str(home / "trust" / f"{PARTY}.policy")])
+    assert (refused.value.code, refused.value.exit_status) == ("CFD-A06", 1)
 
 
 def test_a_bundle_is_questioned_like_a_log(tmp_path: Path, capsys: Captured) -> None:
