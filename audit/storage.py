@@ -176,11 +176,12 @@ class Store:
             raise OutcomeUnknown
         committing = False
         try:
-            cursor = self._driver.cursor()
-            cursor.execute(self._begin)
-            yield cursor
-            committing = True
-            cursor.execute("COMMIT")
+            # Closed here: a cursor that an error's traceback keeps would keep SQLite's file open beyond `close`.
+            with contextlib.closing(self._driver.cursor()) as cursor:
+                cursor.execute(self._begin)
+                yield cursor
+                committing = True
+                cursor.execute("COMMIT")
         except self._errors as problem:
             self._take_back()
             self._judge(problem, committing=committing)

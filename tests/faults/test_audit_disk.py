@@ -237,7 +237,7 @@ def test_a_failed_fsync_is_never_retried(tmp_path: Path) -> None:
     syncs = itertools.count(1)
     seen = 0
     with sqlite_faults.syncing(connection_of(log), lambda: next(syncs) and sqlite_faults.SYNC_FAILED):
-        with pytest.raises(AppendFailed):
+        with pytest.raises(AppendFailed) as kept:  # and with its traceback all that failed
             log.append(draft())
         seen = next(syncs)
         for _ in range(3):
@@ -251,6 +251,7 @@ def test_a_failed_fsync_is_never_retried(tmp_path: Path) -> None:
         log.close()
     with reopen(tmp_path) as again:  # the home was let go of, and what is on the disk is judged anew
         assert again.size >= 3
+    assert "disk failed" in kept.value.message
     assert verified(tmp_path).flaws == []
 
 
