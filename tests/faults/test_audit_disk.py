@@ -237,7 +237,7 @@ def test_a_failed_fsync_is_never_retried(tmp_path: Path) -> None:
     syncs = itertools.count(1)
     seen = 0
     with sqlite_faults.syncing(connection_of(log), lambda: next(syncs) and sqlite_faults.SYNC_FAILED):
-        with pytest.raises(AppendFailed) as kept:  # and with its traceback all that failed
+        with pytest.raises(AppendFailed) as kept:
             log.append(draft())
         seen = next(syncs)
         for _ in range(3):
