@@ -5,6 +5,7 @@
         relay.idle_cut_s = 1.0       cut connections on which nothing moved for so long
         relay.answer_502 = True      answer new connections with HTTP/1.1 502, cut those that are open
         relay.cut_after(down=bytes)  cut each connection once so much has come down it (or gone up it)
+        relay.cut_after(down=bytes, once=seen)   hold it there until `seen` says that the far side took it in
         relay.fail_after_cut = True  from the first such cut on, behave as with answer_502
         relay.silent = True          keep connections open and pass nothing on
         relay.up_bytes, relay.down_bytes, relay.connections
@@ -18,6 +19,7 @@ import selectors
 import socket
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -39,6 +41,7 @@ class Relay:
         self.connections = 0
         self._cut_up: int | None = None
         self._cut_down: int | None = None
+        self._cut_once: Callable[[], bool] = lambda: True
         self._stop = threading.Event()
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -62,8 +65,10 @@ class Relay:
             thread.join()
         self._listener.close()
 
-    def cut_after(self, *, up: int | None = None, down: int | None = None) -> None:
-        self._cut_up, self._cut_down = up, down
+    def cut_after(
+        self, *, up: int | None = None, down: int | None = None, once: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._cut_up, self._cut_down, self._cut_once = up, down, once
 
     def cut_all(self) -> None:
         with self._lock:
@@ -152,6 +157,8 @@ class Relay:
                     else:
                         self.down_bytes += len(data)
                 if self._is_cut(passed[near], passed[far]):
+                    while not self._cut_once() and not self._stop.is_set():
+                        time.sleep(_LOOK_S)
                     self.answer_502 = self.answer_502 or self.fail_after_cut
                     return
                 if self.idle_cut_s is not None and quiet_looks * _LOOK_S > self.idle_cut_s:

@@ -74,7 +74,10 @@ def test_an_upload_goes_on_after_a_restart_of_the_coordinator(coordinator: Coord
         reference = site.blobs.put_bytes(content())
         coordinator.expected.add(("cleveland", reference))
         relay.fail_after_cut = True
-        relay.cut_after(up=3 * CHUNK_BYTES + CHUNK_BYTES // 2)
+        relay.cut_after(
+            up=3 * CHUNK_BYTES + CHUNK_BYTES // 2,
+            once=lambda: coordinator.blobs.staged_chunks(reference, owner="cleveland") >= 2,
+        )
         times_out_after_the_cut(relay, site, lambda: site.client.deliver(reference, deadline_s=600))
         coordinator.blobs = BlobStore(coordinator.blobs.folder)
         coordinator.restart()
@@ -95,7 +98,10 @@ def test_a_download_goes_on_after_a_restart_of_the_site(coordinator: Coordinator
     with Relay(coordinator.port) as relay:
         site = start(port=relay.port)
         relay.fail_after_cut = True
-        relay.cut_after(down=3 * CHUNK_BYTES + CHUNK_BYTES // 2)
+        relay.cut_after(
+            down=3 * CHUNK_BYTES + CHUNK_BYTES // 2,
+            once=lambda: site.blobs.staged_chunks(reference, owner="coordinator") >= 2,
+        )
         times_out_after_the_cut(relay, site, lambda: site.client.fetch(reference, deadline_s=600))
         site.client.stop()
         relay.cut_after()
