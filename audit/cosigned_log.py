@@ -199,8 +199,7 @@ class CosignedLog:
         wanted = gossip.proofs_wanted(to, old_sizes)
         if not wanted:
             return {}
-        made = self._log.read(lambda snapshot: [proofs.prove_consistency(snapshot, old, to) for old in wanted])
-        return dict(zip(wanted, made, strict=True))
+        return self._log.read(lambda snapshot: proofs.prove_growth(snapshot, wanted, to))
 
     def cosigned_sizes(self) -> dict[str, int]:
         """Return the size of this log that each witness last cosigned, as far as it is known here."""

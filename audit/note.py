@@ -66,6 +66,10 @@ def _ed25519(public: bytes) -> Ed25519PublicKey:
     return Ed25519PublicKey.from_public_bytes(public)
 
 
+_REMEMBERED_BYTES: Final = 1024
+"""Longer messages than a checkpoint are checked each time."""
+
+
 @dataclass(frozen=True, slots=True)
 class VerifierKey:
     """A public key with its name.
@@ -114,11 +118,18 @@ class VerifierKey:
         """Return whether `signature` is this key's over `message`; False for a key that isn't of Ed25519."""
         if self.kind == MLDSA44:
             return False
-        try:
-            _ed25519(self.public).verify(signature, message)
-        except InvalidSignature:
-            return False
-        return True
+        check = _is_signed if len(message) <= _REMEMBERED_BYTES else _is_signed.__wrapped__
+        return check(self.public, message, signature)
+
+
+@lru_cache(maxsize=1024)
+def _is_signed(public: bytes, message: bytes, signature: bytes) -> bool:
+    """Tell whether a signature holds; the same few checkpoints come by in several exchanges of a round."""
+    try:
+        _ed25519(public).verify(signature, message)
+    except InvalidSignature:
+        return False
+    return True
 
 
 class Signer(Protocol):

@@ -6,7 +6,7 @@ known otherwise (a tree of receipts, what a witness saw before), say so in their
 """
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from audit.checkpoint import OpenedCheckpoint
@@ -43,15 +43,21 @@ def parse_hashes(lines: Sequence[str]) -> Proof:
 
 
 class _Tree:
-    """The tree of `size` leaves over tiles; reads each tile once."""
+    """The tree of `size` leaves over tiles; reads each tile and hashes each complete subtree once."""
 
     def __init__(self, tiles: TileReader, size: int) -> None:
         self._tiles = tiles
         self._size = size
         self._read: dict[tuple[int, int], bytes] = {}
+        self._roots: dict[tuple[int, int], bytes] = {}
 
     def _complete(self, start: int, height: int) -> bytes:
         """Return the root of the 2^height leaves from `start` on."""
+        if (start, height) not in self._roots:
+            self._roots[start, height] = self._hashed(start, height)
+        return self._roots[start, height]
+
+    def _hashed(self, start: int, height: int) -> bytes:
         level, inside = divmod(height, 8)
         n, at = divmod(start >> 8 * level, HASHES_PER_TILE)
         if (level, n) not in self._read:
@@ -113,11 +119,25 @@ def prove_consistency(tiles: TileReader, old_size: int, size: int) -> Proof:
         ProofRefused: `old_size` lies above `size`, or below 0.
         AuditError: A tile is missing, or `tiles` finds it altered.
     """
+    return prove_growth(tiles, [old_size], size)[old_size]
+
+
+def prove_growth(tiles: TileReader, old_sizes: Iterable[int], size: int) -> dict[int, Proof]:
+    """Return the consistency proof from each of `old_sizes`, by old size; what they share is read and hashed once.
+
+    Raises:
+        ProofRefused: An old size lies above `size`, or below 0.
+    """
+    tree = _Tree(tiles, size)
+    return {old: _consistency(tree, old, size) for old in old_sizes}
+
+
+def _consistency(tree: _Tree, old_size: int, size: int) -> Proof:
     if not 0 <= old_size <= size <= MAX_SIZE:
         raise ProofRefused(f"a tree of {size} entries was never one of {old_size}")
     if old_size in (0, size):
         return ()
-    tree, proof = _Tree(tiles, size), []
+    proof: list[bytes] = []
     start, end = 0, size
     while end != old_size:
         middle = start + _split(end - start)
