@@ -5,12 +5,22 @@ The answer is a function of schedules, policies and totals, never of rows.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import floor
+from math import floor, fsum, inf, nextafter
 from typing import assert_never
 
 from privacy.accounting.calibrate import cost, noise_for
-from privacy.accounting.convert import epsilon_at, printed
-from privacy.accounting.events import Event, Gaussian, Laplace, PoissonGaussian, PureEpsilon, training_event
+from privacy.accounting.convert import epsilon_at, epsilon_of, printed
+from privacy.accounting.events import (
+    Event,
+    Gaussian,
+    Laplace,
+    PoissonGaussian,
+    PureEpsilon,
+    RowSampledGaussian,
+    claimed_trust,
+    event_under,
+    training_event,
+)
 from privacy.accounting.filter import admits, limits, uniform_shares
 from privacy.accounting.renyi import DEFAULT_ORDERS, charges, grains
 from privacy.accounting.state import Policy, State
@@ -79,7 +89,7 @@ def check(state: State, request: Request) -> Refusal | None:
     if not request.atoms:
         return Refusal(AtomExhausted(f"the privacy budget of {request.data_set} is used up"))
     if not admits(
-        cost(request.events["local"], request.steps),
+        cost(event_under(request.events, claimed_trust(request.events)), request.steps),
         limits(request.epsilon, DEFAULT_ORDERS, uniform_shares(request.delta, DEFAULT_ORDERS)),
     ):
         return Refusal(EpsilonInvalid(f"job {request.job} costs more than its own epsilon {request.epsilon}"))
@@ -95,6 +105,8 @@ def check(state: State, request: Request) -> Refusal | None:
 
 def admissible(state: State, request: ChargeRequest) -> PrivacyError | None:
     """Return why a single release isn't admitted, or None if it is."""
+    if state.exhausted.intersection(request.atoms):
+        return AtomExhausted(f"the privacy budget of {request.data_set} is used up")
     for policy in _policies(state, request.population):
         if not _fits(state, policy, request.atoms, _event_under(policy, request.events), request.count):
             return BudgetRefused(f"policy {policy.body.policy} doesn't cover this release of {request.data_set}")
@@ -139,14 +151,25 @@ def _policies(state: State, population: str) -> tuple[Policy, ...]:
 
 
 def _event_under(policy: Policy, events: Mapping[str, Event]) -> Event:
-    return events.get(policy.body.trust, events["local"])
+    return event_under(events, policy.body.trust)
+
+
+def epsilon_spent(state: State, policy: Policy, atom: str, *, held: bool = False) -> float:
+    """Return ε of all that was released about an atom, and with `held` of what jobs may still release; rounded up.
+
+    Releases made elsewhere with a δ count by their own ε (R10); all others by the sum of their charges.
+    """
+    total = state.total(atom, policy)
+    own = epsilon_of(total.committed if held else total.charged, policy.body.orders, policy.body.shares)
+    elsewhere = state.foreign_epsilons(atom)
+    return nextafter(fsum((own, *elsewhere)), inf) if elsewhere else own
 
 
 def _fits(state: State, policy: Policy, atoms: tuple[str, ...], event: Event, steps: int) -> bool:
     row = [steps * grains(charge) for charge in charges(event, policy.body.orders)]
     for atom in atoms:
         committed = state.total(atom, policy).committed
-        if not admits([old + new for old, new in zip(committed, row, strict=True)], policy.limits):
+        if not admits([old + new for old, new in zip(committed, row, strict=True)], state.limits(atom, policy)):
             return False
     return True
 
@@ -187,12 +210,27 @@ def _budget_refusal(state: State, policy: Policy, request: Request) -> Refusal:
     shape = (_rate(_event_under(policy, request.events)), request.steps)
     possible = largest_epsilon(state, policy, request.atoms, shape, delta=request.delta, ceiling=request.epsilon)
     could = f"a job of this schedule could have {possible:.2f}" if possible else "no job of this schedule fits"
+    other = _other_data(state, policy, request)
     error = BudgetRefused(
         f"job {request.job} asks epsilon {request.epsilon:.2f} on {request.data_set} (unit {request.unit}, "
         f"delta {request.delta:g}); {could} under policy {policy.body.policy}",
-        hint=f"lower epsilon to {possible:.2f}, or ask for other data" if possible else "ask for data added later",
+        hint=f"lower epsilon to {possible:.2f}, or ask for {other}" if possible else f"ask for {other}",
     )
     return Refusal(error, policy.body.policy, possible)
+
+
+def _other_data(state: State, policy: Policy, request: Request) -> str:
+    """Return what else could be asked for: data of the same people's kind that nothing was taken from."""
+    use = state.atoms[request.atoms[0]].use
+    unused = [
+        name
+        for name, atom in state.atoms.items()
+        if (atom.population, atom.use) == (request.population, use)
+        and name not in request.atoms
+        and name not in state.exhausted
+        and not any(state.total(name, policy).committed)
+    ]
+    return f"data added later ({len(unused)} unused parts)" if unused else "other data"
 
 
 def _calibrated(epsilon: float, delta: float, shape: tuple[float, int]) -> Event | None:
@@ -205,7 +243,7 @@ def _calibrated(epsilon: float, delta: float, shape: tuple[float, int]) -> Event
 
 def _rate(event: Event) -> float:
     match event:
-        case PoissonGaussian():
+        case PoissonGaussian() | RowSampledGaussian():
             return event.sampling_rate
         case Gaussian() | Laplace() | PureEpsilon():
             return 1.0

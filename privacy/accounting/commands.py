@@ -2,14 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Literal
 
-from privacy.accounting.entries import Use
-from privacy.accounting.events import Event
+from privacy.accounting.entries import GENESIS, Use
+from privacy.accounting.events import LOCAL, Event
 from privacy.accounting.renyi import DEFAULT_ORDERS
-
-LOCAL: Final = "local"
-"""The trust model of bounds that hold against everyone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +127,48 @@ class MarkUnbounded:
     job: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddForeign:
+    """Count a release that was made outside of this ledger, such as a table published last year (R10)."""
+
+    foreign: str
+    data_set: str
+    use: Use
+    epsilon: float
+    delta: float
+    what: str
+    approved_by: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missed:
+    """Steps that were taken and that the ledger doesn't hold any more."""
+
+    charge: str
+    data_set: str
+    use: Use
+    purpose: str
+    events: Mapping[str, Event]
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recover:
+    """Make good what a restored backup lost (8.7): charge `missed`, and retire `atoms`.
+
+    What happened is charged whatever the budget says, so that in doubt more is charged, never less. Every reservation
+    that is still open ends: what it had leased since is among `missed`.
+    """
+
+    means: Literal["replayed", "charged", "retired"]
+    reason: str
+    approved_by: tuple[str, ...]
+    witnessed_seq: int = -1
+    witnessed_hash: str = GENESIS
+    missed: tuple[Missed, ...] = ()
+    atoms: tuple[str, ...] = ()
+
+
 Command = (
     AddPopulation
     | AddAtom
@@ -141,4 +180,6 @@ Command = (
     | SettleJob
     | ChargeOnce
     | MarkUnbounded
+    | AddForeign
+    | Recover
 )

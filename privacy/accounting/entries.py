@@ -181,8 +181,52 @@ class Unbounded(Frozen):
     reason: str
 
 
+class Foreign(Frozen):
+    """A release made outside of this ledger, as (`epsilon`, `delta`); never turned into Rényi terms unless δ is 0."""
+
+    kind: Literal["foreign"] = "foreign"
+    foreign: Token
+    data_set: Token
+    atoms: Annotated[tuple[Token, ...], Field(min_length=1)]
+    epsilon: PositiveHexFloat
+    delta: Annotated[HexFloat, Field(ge=0, lt=1)]
+    what: str
+    approved_by: tuple[str, ...]
+    charges: Charges
+    accountant: Token
+
+
+class Recover(Frozen):
+    """How a ledger that was older than, or another than, its witnessed head was made good, by two people.
+
+    What was charged stands in the `charge` entries before this one; `atoms` are retired.
+    """
+
+    kind: Literal["recover"] = "recover"
+    means: Literal["replayed", "charged", "retired"]
+    witnessed_seq: Annotated[int, Field(ge=-1)]
+    witnessed_hash: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    charged: tuple[Token, ...]
+    atoms: tuple[Token, ...]
+    reason: str
+    approved_by: tuple[str, ...]
+
+
 Body = Annotated[
-    Population | Policy | Atom | Version | Reserve | Refuse | Lease | LeaseEnd | Settle | Charge | Exhaust | Unbounded,
+    Population
+    | Policy
+    | Atom
+    | Version
+    | Reserve
+    | Refuse
+    | Lease
+    | LeaseEnd
+    | Settle
+    | Charge
+    | Exhaust
+    | Unbounded
+    | Foreign
+    | Recover,
     Field(discriminator="kind"),
 ]
 

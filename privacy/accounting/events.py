@@ -7,6 +7,7 @@ nothing depends on how a language prints a float (privacy design, 7.1 and 7.4).
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, TypeAdapter
@@ -64,9 +65,34 @@ class PureEpsilon(Frozen):
     epsilon: PositiveHexFloat
 
 
-Event = Annotated[Gaussian | PoissonGaussian | Laplace | PureEpsilon, Field(discriminator="kind")]
+class RowSampledGaussian(Frozen):
+    """Gaussian noise on rows that were each drawn with probability `sampling_rate`, for who has `rows` of them.
 
-EVENT: Final[TypeAdapter[Gaussian | PoissonGaussian | Laplace | PureEpsilon]] = TypeAdapter(Event)
+    The sum moves by as many clips as rows of that person were drawn: a mixture of Gaussians with binomial weights.
+    """
+
+    kind: Literal["row-sampled-gaussian"] = "row-sampled-gaussian"
+    sampling_rate: Annotated[HexFloat, Field(gt=0, le=1)]
+    noise_multiplier: PositiveHexFloat
+    rows: Annotated[int, Field(ge=1, le=1024)]
+
+
+Event = Annotated[Gaussian | PoissonGaussian | Laplace | PureEpsilon | RowSampledGaussian, Field(discriminator="kind")]
+
+EVENT: Final[TypeAdapter[Gaussian | PoissonGaussian | Laplace | PureEpsilon | RowSampledGaussian]] = TypeAdapter(Event)
+
+LOCAL: Final = "local"
+"""The trust model of bounds that hold against everyone."""
+
+
+def event_under(events: Mapping[str, Event], trust: str) -> Event:
+    """Return what a job does under a trust model; a local event counts under every one."""
+    return events.get(trust, events[LOCAL])
+
+
+def claimed_trust(events: Mapping[str, Event]) -> str:
+    """Return the trust model that a job's own ε is about: that of its joint noise where it has one, else local."""
+    return next((trust for trust in sorted(events) if trust != LOCAL), LOCAL)
 
 
 def event_text(event: Event) -> str:

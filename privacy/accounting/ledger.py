@@ -3,21 +3,21 @@
 Rules kept here (privacy design, 8.3): a job is admitted as a whole or not at all, over all its atoms and policies
 (R1); steps are charged before they are taken (R2), a lost lease stays charged (R3), settlement returns only what was
 never leased (R4), a repeat with fresh noise is a new lease (R5), charges are exact multiples of a charge that was
-rounded up (R6), a refusal names what would have been possible (R7), exhausted atoms serve no more (R9), what has no
-bound is recorded as such (R11). A refused command changes nothing but adds the entry that says so.
+rounded up (R6), a refusal names what would have been possible (R7), exhausted atoms serve no more (R9), releases made
+elsewhere count (R10), what has no bound is recorded as such (R11). A refused command
+changes nothing but adds the entry that says so.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import assert_never
 
 from pydantic import ValidationError
 
-from privacy.accounting import entries
-from privacy.accounting.admission import ChargeRequest, Refusal, Request, admissible, charge_rows, check
+from privacy.accounting import entries, releases
+from privacy.accounting.admission import Refusal, Request, charge_rows, check, epsilon_spent
 from privacy.accounting.commands import (
-    LOCAL,
     AddAtom,
+    AddForeign,
     AddPolicy,
     AddPopulation,
     AddVersion,
@@ -25,15 +25,16 @@ from privacy.accounting.commands import (
     Command,
     EndLease,
     MarkUnbounded,
+    Recover,
     Reserve,
     SettleJob,
     TakeLease,
 )
-from privacy.accounting.convert import epsilon_of, printed
+from privacy.accounting.convert import printed
 from privacy.accounting.entries import Entry, Use
-from privacy.accounting.events import Event
-from privacy.accounting.filter import admits, uniform_shares
-from privacy.accounting.renyi import ACCOUNTANT, charges, grains
+from privacy.accounting.filter import admits
+from privacy.accounting.policies import add_policy
+from privacy.accounting.renyi import ACCOUNTANT
 from privacy.accounting.state import Reservation, ReservationState, State, apply
 from privacy.errors import BudgetRefused, LeaseRefused, LedgerMisused, PrivacyError
 
@@ -90,14 +91,16 @@ def _append(state: State, body: entries.Body, time: str, actor: str) -> tuple[St
     return replace(apply(state, body, time), head=entry.head), entry
 
 
-def _decide(state: State, command: Command) -> tuple[list[entries.Body], PrivacyError | None]:
+def _decide(  # noqa: C901 (one case for each command)
+    state: State, command: Command
+) -> tuple[list[entries.Body], PrivacyError | None]:
     match command:
         case AddPopulation():
             return _add_population(state, command), None
         case AddAtom():
             return _add_atom(state, command), None
         case AddPolicy():
-            return _add_policy(state, command), None
+            return add_policy(state, command), None
         case AddVersion():
             return _add_version(state, command), None
         case Reserve():
@@ -109,13 +112,13 @@ def _decide(state: State, command: Command) -> tuple[list[entries.Body], Privacy
         case SettleJob():
             return _settle(state, command), None
         case ChargeOnce():
-            return _charge(state, command)
+            return releases.charge(state, command)
         case MarkUnbounded():
-            version = _newest_version(state, command.data_set)
-            atoms = version.train if command.use == "train" else version.evaluate
-            return [
-                entries.Unbounded(job=command.job, data_set=command.data_set, atoms=atoms, reason=command.reason)
-            ], None
+            return releases.mark_unbounded(state, command), None
+        case AddForeign():
+            return releases.add_foreign(state, command)
+        case Recover():
+            return releases.recover(state, command), None
         case _:
             assert_never(command)
 
@@ -132,69 +135,6 @@ def _add_atom(state: State, command: AddAtom) -> list[entries.Body]:
     if command.population not in state.populations:
         raise LedgerMisused(f"population {command.population} is unknown")
     return [entries.Atom(atom=command.atom, population=command.population, use=command.use, rule=command.rule)]
-
-
-def _add_policy(state: State, command: AddPolicy) -> list[entries.Body]:
-    if command.policy in state.policies:
-        raise LedgerMisused(f"policy {command.policy} exists; a policy is never changed")
-    if command.population not in state.populations:
-        raise LedgerMisused(f"population {command.population} is unknown")
-    if command.replaces is not None:
-        old = state.policies.get(command.replaces)
-        if old is None or old.replaced or old.body.population != command.population:
-            raise LedgerMisused(f"policy {command.replaces} isn't in force for population {command.population}")
-    body = entries.Policy.model_validate(
-        {
-            "policy": command.policy,
-            "population": command.population,
-            "unit": command.unit,
-            "trust": command.trust,
-            "epsilon": command.epsilon,
-            "delta": command.delta,
-            "foreign_delta": command.foreign_delta,
-            "orders": command.orders,
-            "shares": uniform_shares(command.delta - command.foreign_delta, command.orders),
-            "epsilon_per_job": command.epsilon_per_job,
-            "cap_rows": command.cap_rows,
-            "approved_by": command.approved_by,
-            "replaces": command.replaces,
-            "carried": _carried(state, command),
-            "charges": {
-                name: charges(_event_for(job.body.events, command.trust), command.orders)
-                for name, job in _reservations_of(state, command.population).items()
-            },
-        }
-    )
-    return [body]
-
-
-def _reservations_of(state: State, population: str) -> dict[str, Reservation]:
-    return {
-        name: job
-        for name, job in state.reservations.items()
-        if any(state.atoms[atom].population == population for atom in job.body.atoms)
-    }
-
-
-def _carried(state: State, command: AddPolicy) -> dict[str, tuple[str, ...]]:
-    """Return what each atom has spent so far, computed at the new policy's orders from the events themselves."""
-    done = [
-        (job.body.atoms, job.body.events, job.leased) for job in _reservations_of(state, command.population).values()
-    ]
-    done += [(single.atoms, single.events, single.count) for single in state.single]
-    carried: dict[str, list[int]] = {
-        name: [0] * len(command.orders) for name, atom in state.atoms.items() if atom.population == command.population
-    }
-    for atoms, events, count in done:
-        row = [count * grains(charge) for charge in charges(_event_for(events, command.trust), command.orders)]
-        for atom in atoms:
-            if atom in carried:
-                carried[atom] = [old + new for old, new in zip(carried[atom], row, strict=True)]
-    return {atom: tuple(str(count) for count in spent) for atom, spent in carried.items()}
-
-
-def _event_for(events: Mapping[str, Event], trust: str) -> Event:
-    return events.get(trust, events[LOCAL])
 
 
 def _add_version(state: State, command: AddVersion) -> list[entries.Body]:
@@ -221,16 +161,9 @@ def _add_version(state: State, command: AddVersion) -> list[entries.Body]:
     ]
 
 
-def _newest_version(state: State, data_set: str) -> entries.Version:
-    versions = state.versions.get(data_set)
-    if not versions:
-        raise LedgerMisused(f"data set {data_set} is unknown to the privacy ledger")
-    return versions[-1]
-
-
 def _reserve(state: State, command: Reserve) -> tuple[list[entries.Body], PrivacyError | None]:
     name = reservation_name(command.job, command.use)
-    version = _newest_version(state, command.data_set)
+    version = releases.newest_version(state, command.data_set)
     known = state.reservations.get(name)
     if known is not None:
         if (known.body.digest, known.body.data_set, known.body.steps) == (
@@ -240,9 +173,7 @@ def _reserve(state: State, command: Reserve) -> tuple[list[entries.Body], Privac
         ):
             return [], None
         raise LedgerMisused(f"job {command.job} has a reservation for another plan")
-    possible = version.train if command.use == "train" else version.evaluate
-    if not possible:
-        raise LedgerMisused(f"data set {command.data_set} has no units that can be charged for {command.use}")
+    possible = releases.atoms_for(state, command.data_set, command.use)
     asked = command.atoms or possible
     if not set(asked) <= set(possible):
         raise LedgerMisused(f"job {command.job} names atoms that data set {command.data_set} doesn't have")
@@ -334,7 +265,7 @@ def _check_filter(state: State, job: Reservation, steps: int) -> None:
         for atom in job.body.atoms:
             charged = state.total(atom, policy).charged
             after = [spent + steps * step for spent, step in zip(charged, row, strict=True)]
-            if not admits(after, policy.limits):
+            if not admits(after, state.limits(atom, policy)):
                 raise BudgetRefused(f"policy {name} doesn't cover {steps} more steps of {job.body.reservation}")
 
 
@@ -360,42 +291,15 @@ def _settle(state: State, command: SettleJob) -> list[entries.Body]:
     return [*lost, entries.Settle(reservation=command.reservation, reason=command.reason)]
 
 
-def _charge(state: State, command: ChargeOnce) -> tuple[list[entries.Body], PrivacyError | None]:
-    version = _newest_version(state, command.data_set)
-    if any(old.charge == command.charge for old in state.single):
-        return [], None
-    atoms = version.train if command.use == "train" else version.evaluate
-    if not atoms:
-        raise LedgerMisused(f"data set {command.data_set} has no units for {command.use}")
-    rows = charge_rows(state, version.population, command.events)
-    error = admissible(state, ChargeRequest(command.data_set, version.population, atoms, command.events, command.count))
-    if error is not None:
-        return [], error
-    body = entries.Charge.model_validate(
-        {
-            "charge": command.charge,
-            "data_set": command.data_set,
-            "atoms": atoms,
-            "purpose": command.purpose,
-            "events": dict(command.events),
-            "count": command.count,
-            "charges": rows,
-            "accountant": ACCOUNTANT,
-        }
-    )
-    return [body], None
-
-
 def _newly_exhausted(state: State, command: Command) -> list[entries.Exhaust]:
     """Return the atoms whose spent ε prints as the whole budget, with nothing held (R9)."""
-    if not isinstance(command, SettleJob | ChargeOnce):
+    if not isinstance(command, SettleJob | ChargeOnce | AddForeign | Recover):
         return []
     found: list[entries.Exhaust] = []
     for (atom, name), total in state.totals.items():
         policy = state.policies[name]
-        if policy.replaced or atom in state.exhausted or any(total.held) or not any(total.charged):
+        if policy.replaced or (atom, name) in state.used_up or any(total.held) or not any(total.charged):
             continue
-        spent = epsilon_of(total.charged, policy.body.orders, policy.body.shares)
-        if float(printed(spent)) >= float(printed(policy.body.epsilon)) and atom not in {body.atom for body in found}:
+        if float(printed(epsilon_spent(state, policy, atom))) >= float(printed(policy.body.epsilon)):
             found.append(entries.Exhaust(atom=atom, policy=name))
     return found

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, assert_never
 
-from privacy.accounting.events import Event, Gaussian, Laplace, PoissonGaussian, PureEpsilon
+from privacy.accounting.events import Event, Gaussian, Laplace, PoissonGaussian, PureEpsilon, RowSampledGaussian
+from privacy.accounting.mixture import mixture_divergence
 
 ACCOUNTANT: Final = "confide-renyi/1"
 DEFAULT_ORDERS: Final[tuple[int, ...]] = (2, 3, 4, 6, 11, 25, 64, 176)
@@ -62,6 +63,11 @@ def grains_below(bound: float) -> int:
     return math.floor(bound * _GRAINS)
 
 
+def grains_above(amount: float) -> int:
+    """Return the smallest integer of 2^-60 that isn't below `amount`."""
+    return math.ceil(amount * _GRAINS)
+
+
 def grains_as_float(count: int) -> float:
     """Return `count` × 2^-60 as a float, rounded up where it doesn't fit."""
     value = count / _GRAINS
@@ -78,6 +84,8 @@ def _divergence(event: Event, order: int) -> float:
             return _laplace(event.noise_multiplier, order)
         case PureEpsilon():
             return min(event.epsilon, order * event.epsilon**2 / 2.0)
+        case RowSampledGaussian():
+            return mixture_divergence(event.sampling_rate, event.noise_multiplier, event.rows, order)
         case _:
             assert_never(event)
 

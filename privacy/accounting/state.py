@@ -7,13 +7,14 @@ what was held.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from math import fsum, inf, nextafter
 from types import MappingProxyType
 from typing import Any, assert_never
 
 from privacy.accounting import entries
 from privacy.accounting.entries import Entry, Head
 from privacy.accounting.filter import limits
-from privacy.accounting.renyi import grains
+from privacy.accounting.renyi import grains, grains_above
 
 _EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
@@ -46,6 +47,7 @@ class Policy:
     body: entries.Policy
     limits: tuple[int, ...]
     replaced: bool = False
+    since: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +83,30 @@ class State:
     reservations: Mapping[str, Reservation] = field(default_factory=lambda: _EMPTY)
     single: tuple[entries.Charge, ...] = ()
     totals: Mapping[tuple[str, str], Total] = field(default_factory=lambda: _EMPTY)
-    exhausted: frozenset[str] = frozenset()
+    foreign: tuple[entries.Foreign, ...] = ()
+    recovered: tuple[entries.Recover, ...] = ()
+    used_up: frozenset[tuple[str, str]] = frozenset()
+    retired: frozenset[str] = frozenset()
     unbounded: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+
+    @property
+    def exhausted(self) -> frozenset[str]:
+        """Return the atoms that serve no job: retired, or with nothing left under a policy in force."""
+        return self.retired | {atom for atom, policy in self.used_up if not self.policies[policy].replaced}
+
+    def limits(self, atom: str, policy: Policy) -> tuple[int, ...]:
+        """Return a policy's limits for an atom: lowered by the ε of releases made elsewhere that have a δ (R10)."""
+        lowered = sum(grains_above(epsilon) for epsilon in self.foreign_epsilons(atom))
+        return tuple(limit - lowered for limit in policy.limits) if lowered else policy.limits
+
+    def foreign_epsilons(self, atom: str) -> tuple[float, ...]:
+        """Return ε of each release made elsewhere on an atom that has a δ; one without is among the totals."""
+        return tuple(body.epsilon for body in self.foreign if body.delta > 0 and atom in body.atoms)
+
+    def foreign_delta(self, atom: str) -> float:
+        """Return the sum of δ of the releases made elsewhere on an atom, rounded up."""
+        deltas = [body.delta for body in self.foreign if body.delta > 0 and atom in body.atoms]
+        return nextafter(fsum(deltas), inf) if len(deltas) > 1 else fsum(deltas)
 
     def active_policies(self, population: str) -> tuple[Policy, ...]:
         """Return the policies of a population that no other has replaced, by name."""
@@ -109,7 +133,7 @@ def apply(state: State, body: entries.Body, time: str) -> State:  # noqa: C901 (
         case entries.Population():
             return replace(state, populations={**state.populations, body.population: body})
         case entries.Policy():
-            return _policy(state, body)
+            return _policy(state, body, time)
         case entries.Atom():
             return replace(state, atoms={**state.atoms, body.atom: body})
         case entries.Version():
@@ -127,7 +151,12 @@ def apply(state: State, body: entries.Body, time: str) -> State:  # noqa: C901 (
             moved = _move(state, body.atoms, _in_grains(body.charges), charged=body.count, held=0)
             return replace(moved, single=(*state.single, body))
         case entries.Exhaust():
-            return replace(state, exhausted=state.exhausted | {body.atom})
+            return replace(state, used_up=state.used_up | {(body.atom, body.policy)})
+        case entries.Foreign():
+            moved = _move(state, body.atoms, _in_grains(body.charges), charged=1, held=0)
+            return replace(moved, foreign=(*state.foreign, body))
+        case entries.Recover():
+            return replace(state, recovered=(*state.recovered, body), retired=state.retired | set(body.atoms))
         case entries.Unbounded():
             marks = {atom: state.unbounded.get(atom, time) for atom in body.atoms}
             return replace(state, unbounded={**state.unbounded, **marks})
@@ -156,9 +185,9 @@ def _move(
     return replace(state, totals=totals)
 
 
-def _policy(state: State, body: entries.Policy) -> State:
+def _policy(state: State, body: entries.Policy, time: str) -> State:
     policies = dict(state.policies)
-    policies[body.policy] = Policy(body, limits(body.epsilon, body.orders, body.shares))
+    policies[body.policy] = Policy(body, limits(body.epsilon, body.orders, body.shares), since=time)
     if body.replaces is not None:
         policies[body.replaces] = replace(policies[body.replaces], replaced=True)
     totals = dict(state.totals)

@@ -7,12 +7,13 @@ parallel.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from privacy.accounting.admission import epsilon_left
-from privacy.accounting.convert import epsilon_at, epsilon_of
-from privacy.accounting.entries import Head, Use, Version
+from privacy.accounting.admission import epsilon_left, epsilon_spent
+from privacy.accounting.convert import epsilon_at
+from privacy.accounting.entries import Head, Use
+from privacy.accounting.events import LOCAL, claimed_trust, event_under
+from privacy.accounting.releases import newest_version
 from privacy.accounting.renyi import DEFAULT_ORDERS, charges, grains
 from privacy.accounting.state import Policy, Reservation, State
-from privacy.errors import LedgerMisused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,8 @@ class JobFigures:
     steps_lost: int
     noise_multiplier: float | None
     sampling_rate: float
+    trust: str = LOCAL
+    unit: str = "record"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,30 @@ class PolicyFigures:
     epsilon_committed: float
     epsilon_left: float
     approved_by: tuple[str, ...]
+    since: str = ""
+    replaces: str | None = None
+    foreign_delta: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignFigures:
+    """A release made outside of this ledger."""
+
+    foreign: str
+    what: str
+    epsilon: float
+    delta: float
+    approved_by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryFigures:
+    """How the ledger was made good after a restored backup."""
+
+    means: str
+    charged: tuple[str, ...]
+    atoms: tuple[str, ...]
+    approved_by: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,33 +90,23 @@ class DataSetFigures:
     policies: tuple[PolicyFigures, ...]
     jobs: tuple[JobFigures, ...]
     single_releases: tuple[tuple[str, str, int], ...]
+    foreign: tuple[ForeignFigures, ...]
+    recoveries: tuple[RecoveryFigures, ...]
     exhausted_atoms: tuple[str, ...]
     unbounded_since: Mapping[str, str]
     head: Head
 
 
-def newest_version(state: State, data_set: str) -> Version:
-    """Return the newest version of a data set.
-
-    Raises:
-        LedgerMisused: The ledger doesn't hold it.
-    """
-    versions = state.versions.get(data_set)
-    if not versions:
-        raise LedgerMisused(f"data set {data_set} is unknown to the privacy ledger")
-    return versions[-1]
-
-
-def job_epsilon(job: Reservation, steps: int, trust: str = "local") -> float:
-    """Return ε of `steps` steps of a job at its own δ, rounded up."""
-    event = job.body.events.get(trust, job.body.events["local"])
+def job_epsilon(job: Reservation, steps: int) -> float:
+    """Return ε of `steps` steps of a job at its own δ, rounded up, under the trust model that the job claims."""
+    event = event_under(job.body.events, claimed_trust(job.body.events))
     total = [steps * grains(charge) for charge in charges(event, DEFAULT_ORDERS)]
     return epsilon_at(total, job.body.delta, DEFAULT_ORDERS)
 
 
 def job_figures(job: Reservation) -> JobFigures:
     """Return the figures of one reservation."""
-    event = job.body.events["local"]
+    event = event_under(job.body.events, claimed_trust(job.body.events))
     return JobFigures(
         job=job.body.job,
         use=job.body.use,
@@ -104,13 +121,14 @@ def job_figures(job: Reservation) -> JobFigures:
         steps_lost=job.lost,
         noise_multiplier=getattr(event, "noise_multiplier", None),
         sampling_rate=getattr(event, "sampling_rate", 1.0),
+        trust=claimed_trust(job.body.events),
+        unit=job.body.unit,
     )
 
 
 def policy_figures(state: State, policy: Policy, atoms: Sequence[str], use: Use) -> PolicyFigures:
     """Return what the worst of `atoms` has spent under a policy."""
     body = policy.body
-    totals = [state.total(atom, policy) for atom in atoms]
     usable = tuple(atom for atom in atoms if atom not in state.exhausted)
     return PolicyFigures(
         policy=body.policy,
@@ -119,10 +137,13 @@ def policy_figures(state: State, policy: Policy, atoms: Sequence[str], use: Use)
         trust=body.trust,
         epsilon=body.epsilon,
         delta=body.delta,
-        epsilon_spent=max(epsilon_of(total.charged, body.orders, body.shares) for total in totals),
-        epsilon_committed=max(epsilon_of(total.committed, body.orders, body.shares) for total in totals),
+        epsilon_spent=max(epsilon_spent(state, policy, atom) for atom in atoms),
+        epsilon_committed=max(epsilon_spent(state, policy, atom, held=True) for atom in atoms),
         epsilon_left=epsilon_left(state, policy, usable, body.delta) if usable else 0.0,
         approved_by=body.approved_by,
+        since=policy.since,
+        replaces=body.replaces,
+        foreign_delta=body.foreign_delta,
     )
 
 
@@ -151,6 +172,21 @@ def data_set_figures(state: State, data_set: str) -> DataSetFigures:
         jobs=tuple(job_figures(job) for job in state.reservations.values() if atoms & set(job.body.atoms)),
         single_releases=tuple(
             (single.charge, single.purpose, single.count) for single in state.single if atoms & set(single.atoms)
+        ),
+        foreign=tuple(
+            ForeignFigures(
+                foreign=body.foreign,
+                what=body.what,
+                epsilon=body.epsilon,
+                delta=body.delta,
+                approved_by=body.approved_by,
+            )
+            for body in state.foreign
+            if atoms & set(body.atoms)
+        ),
+        recoveries=tuple(
+            RecoveryFigures(means=body.means, charged=body.charged, atoms=body.atoms, approved_by=body.approved_by)
+            for body in state.recovered
         ),
         exhausted_atoms=tuple(sorted(atoms & state.exhausted)),
         unbounded_since={atom: state.unbounded[atom] for atom in sorted(atoms & set(state.unbounded))},

@@ -18,6 +18,7 @@ from privacy.accounting import commands, ledger
 from privacy.accounting.convert import nano
 from privacy.accounting.entries import Entry, Head, Use
 from privacy.accounting.events import Event
+from privacy.accounting.releases import newest_version
 from privacy.accounting.schedule import EvaluationSchedule, Schedule
 from privacy.accounting.state import Reservation, State
 from privacy.accounting.statement import (
@@ -27,7 +28,6 @@ from privacy.accounting.statement import (
     data_set_figures,
     job_epsilon,
     job_figures,
-    newest_version,
     policy_figures,
 )
 from privacy.errors import LedgerBehind, LedgerForked, LedgerMisused, PrivacyError

@@ -7,8 +7,16 @@ import pytest
 
 from privacy.accounting.calibrate import cost, noise_for
 from privacy.accounting.convert import epsilon_at, epsilon_of, nano, odds_percent, printed
-from privacy.accounting.events import Gaussian, Laplace, PoissonGaussian, PureEpsilon, training_event
+from privacy.accounting.events import (
+    Gaussian,
+    Laplace,
+    PoissonGaussian,
+    PureEpsilon,
+    RowSampledGaussian,
+    training_event,
+)
 from privacy.accounting.filter import admits, limits, thresholds, uniform_shares
+from privacy.accounting.profile import compute
 from privacy.accounting.renyi import (
     DEFAULT_ORDERS,
     charge_per_step,
@@ -198,3 +206,64 @@ def test_printed_epsilon_rounds_up() -> None:
 @pytest.mark.parametrize(("epsilon", "percent"), [(0.5, 63), (1.0, 74), (2.0, 89), (4.0, 99)])
 def test_odds_are_those_of_the_statement(epsilon: float, percent: int) -> None:
     assert odds_percent(epsilon, 1e-5) == percent
+
+
+ROWS_OF_ONE_PERSON = (
+    2.90229e-3, 5.63475e-3, 7.44236, 25.8952, 67.7373, 180.812, 493.287, 1389.47,
+)  # fmt: skip
+
+
+def test_divergences_for_a_person_with_four_rows_are_the_published_ones() -> None:
+    event = RowSampledGaussian(sampling_rate=0.01, noise_multiplier=1.0, rows=4)
+    assert divergences(event, DEFAULT_ORDERS) == pytest.approx(ROWS_OF_ONE_PERSON, rel=1e-5)
+
+
+@pytest.mark.parametrize(("rate", "noise"), [(0.01, 1.0), (0.2, 2.0), (0.5, 0.8), (0.003, 0.6)])
+def test_a_person_with_one_row_is_charged_the_sampled_gaussian(rate: float, noise: float) -> None:
+    orders = (2, 3, 4, 6, 11, 25)
+    one = divergences(RowSampledGaussian(sampling_rate=rate, noise_multiplier=noise, rows=1), orders)
+    plain = divergences(PoissonGaussian(sampling_rate=rate, noise_multiplier=noise), orders)
+    assert one == pytest.approx(plain, rel=2e-6)
+    assert all(more >= less for more, less in zip(one, plain, strict=True))
+
+
+def test_without_sampling_a_persons_rows_add_up() -> None:
+    event = RowSampledGaussian(sampling_rate=1.0, noise_multiplier=4.0, rows=3)
+    assert divergences(event, (2, 6)) == pytest.approx((2 * 9 / 32, 6 * 9 / 32))
+
+
+@pytest.mark.parametrize(("rows", "exact", "dense"), [(2, 3.98, 4.5), (4, 8.9, 10.0), (8, 20.9, 22.9)])
+def test_a_persons_figure_lies_above_the_exact_one_and_above_rows_times_a_rows_own(
+    rows: int, exact: float, dense: float
+) -> None:
+    event = RowSampledGaussian(sampling_rate=0.01, noise_multiplier=1.0, rows=rows)
+    orders = (2, 3, 4, 5)
+    total = cost(event, 1000, orders)
+    found = epsilon_at(total, 1e-5, orders)
+    # The published bound takes all of δ at the best of many orders; ours has fewer orders and a share of δ.
+    unsplit = min(
+        grains_as_float(spent) + math.log(1 - 1 / order) - math.log(1e-5 * order) / (order - 1)
+        for order, spent in zip(orders, total, strict=True)
+    )
+    assert exact < dense <= unsplit * 1.01
+    assert unsplit < found
+    assert found > rows * 1.83
+
+
+@pytest.mark.parametrize(
+    ("noise", "rate", "steps", "delta", "exact", "replaced"),
+    [(20.0, 1.0, 100, 1e-5, 1.993, 4.377), (1.5, 0.05, 300, 1e-3, 1.943, 3.772)],
+)
+def test_the_exact_figures_for_a_unit_more_and_for_a_unit_replaced_are_the_published_ones(
+    noise: float, rate: float, steps: int, delta: float, exact: float, replaced: float
+) -> None:
+    event = training_event(rate, noise)
+    assert compute([(event, steps)], delta) == pytest.approx(exact, abs=1e-3)
+    assert compute([(event, steps)], delta, "replace") == pytest.approx(replaced, abs=1e-3)
+
+
+@pytest.mark.slow
+def test_the_exact_figure_of_one_persons_rows_is_below_what_the_ledger_charges() -> None:
+    event = RowSampledGaussian(sampling_rate=0.1, noise_multiplier=6.0, rows=2)
+    exact = compute([(event, 4)], 1e-3)
+    assert 0 < exact < epsilon_at(cost(event, 4), 1e-3, DEFAULT_ORDERS)
