@@ -106,6 +106,10 @@ class StoredLog(Protocol):
         """Return the index from which on entries have no row in the projection yet."""
         ...
 
+    def quorums(self) -> dict[int, bytes]:
+        """Return every kept checkpoint that reached its quorum, by size; whoever uses one checks it."""
+        ...
+
     def repeated_ids(self) -> list[tuple[int, int]]:
         """Return an entry and the first before it under the same id, for each that has one."""
         ...

@@ -67,12 +67,13 @@ def verify(
     known = [found for found in map(_parsed, (newest_checkpoint, *reader.against.values())) if found is not None]
     if log.last_index() < 0:
         raise LogUnreadable("the log has no entry")
-    walk = Walk(log, {found.size for found in known}, reader.complete, openers)
+    kept_size, kept = max(log.quorums().items(), default=(0, b""))
+    walk = Walk(log, {found.size for found in known} | ({kept_size} if kept else set()), reader.complete, openers)
     walk.run(progress)
-    return _concluded(walk, newest_checkpoint, reader)
+    return _concluded(walk, newest_checkpoint, kept, reader)
 
 
-def _concluded(walk: Walk, newest_checkpoint: bytes, reader: Reader) -> Verification:
+def _concluded(walk: Walk, newest_checkpoint: bytes, newest_cosigned: bytes, reader: Reader) -> Verification:
     history = walk.history
     pinned = reader.policy.for_origin(history.origin) if reader.policy is not None else ()
     result = Verification(
@@ -85,8 +86,9 @@ def _concluded(walk: Walk, newest_checkpoint: bytes, reader: Reader) -> Verifica
     )
     keys = pinned or history.keyring.log_keys()
     signed = _check_newest(walk, newest_checkpoint, keys) if not walk.stopped else None
+    kept = _check_kept(walk, newest_cosigned, keys) if newest_cosigned and not walk.stopped else None
     if signed is not None:
-        _check_quorum(signed, reader, result, pinned=bool(pinned))
+        _check_quorum(signed, kept, reader, result, pinned=bool(pinned))
         if signed.size < history.size:
             result.notes.append(
                 Flaw("CFD-A45", f"entries {signed.size} to {history.size - 1}", "not yet in a signed checkpoint")
@@ -151,7 +153,7 @@ def _settle_disputes(walk: Walk, signed: checkpoint.Checkpoint | None) -> None:
 
 
 def _whole(result: Verification, begin: int) -> str:
-    witnessed = f", cosigned up to {result.cosigned} (quorum {result.quorum})" if result.quorum else ""
+    witnessed = f", cosigned up to {result.cosigned} (quorum {result.quorum})" if result.cosigned else ""
     counted = f"entries {begin} to {result.size - 1}" if begin else f"{result.size} entries"
     return f"{counted}{witnessed}; all bytes, signatures, chains and times agree"
 
@@ -162,6 +164,17 @@ def _check_newest(walk: Walk, data: bytes, keys: tuple[VerifierKey, ...]) -> che
     if not data:
         walk.flaw("CFD-A05", where, "missing: nothing says how long the log is")
         return None
+    return _check_own(walk, where, data, keys)
+
+
+def _check_kept(walk: Walk, data: bytes, keys: tuple[VerifierKey, ...]) -> checkpoint.OpenedCheckpoint | None:
+    """Return the newest checkpoint that the log keeps with cosignatures if it is signed and agrees with the entries."""
+    return _check_own(walk, "cosigned checkpoint", data, keys)
+
+
+def _check_own(
+    walk: Walk, where: str, data: bytes, keys: tuple[VerifierKey, ...]
+) -> checkpoint.OpenedCheckpoint | None:
     try:
         signed = checkpoint.open_checkpoint(data, origin=walk.history.origin, log_keys=keys)
     except NoteRefused as refused:
@@ -186,21 +199,35 @@ def _in_force(walk: Walk, signed: checkpoint.OpenedCheckpoint) -> bool:
     return not set(signed.signers).isdisjoint(walk.history.keyring.log_keys_at(signed.size))
 
 
-def _check_quorum(signed: checkpoint.OpenedCheckpoint, reader: Reader, result: Verification, *, pinned: bool) -> None:
+def _check_quorum(
+    signed: checkpoint.OpenedCheckpoint,
+    kept: checkpoint.OpenedCheckpoint | None,
+    reader: Reader,
+    result: Verification,
+    *,
+    pinned: bool,
+) -> None:
+    """Say up to where a quorum of others has seen the log: by its newest checkpoint, or by the newest kept with one."""
     policy = reader.policy
     if policy is None or not pinned or not result.quorum:
         return
-    try:
-        found = judge(signed, policy)
-    except NoteRefused as refused:
-        result.notes.append(Flaw("CFD-A45", "file checkpoint", refused.message))
-        return
-    if found.met:
-        result.cosigned = signed.size
-    else:
-        result.notes.append(
-            Flaw("CFD-A45", "file checkpoint", f"not yet witnessed: {len(found.heard)} of {result.quorum} cosignatures")
-        )
+    said = ""
+    for one in (signed, kept):
+        if one is None:
+            continue
+        try:
+            found = judge(one, policy)
+        except NoteRefused as refused:
+            said = said or refused.message
+            continue
+        if found.met:
+            result.cosigned = max(result.cosigned, one.size)
+        said = said or f"not yet witnessed: {len(found.heard)} of {result.quorum} cosignatures"
+    if not result.cosigned:
+        result.notes.append(Flaw("CFD-A45", "file checkpoint", said))
+    elif result.cosigned < signed.size:
+        what = f"signed, and not yet cosigned by a quorum of {result.quorum}"
+        result.notes.append(Flaw("CFD-A45", f"entries {result.cosigned} to {signed.size - 1}", what))
 
 
 def _check_against(walk: Walk, reader: Reader, keys: tuple[VerifierKey, ...]) -> list[str]:

@@ -83,3 +83,17 @@ def test_the_readme_names_commands_that_exist() -> None:
 def test_the_wording_of_the_project_is_its_own() -> None:
     done = subprocess.run([sys.executable, "deploy/check_words.py"], cwd=ROOT, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stdout.decode()
+
+
+def test_every_test_that_the_table_of_attacks_names_exists_where_it_says() -> None:
+    text = (ROOT / "tests" / "README.md").read_text(encoding="utf-8").partition("## The audit log: attack and test")[2]
+    rows = [line for line in text.split("\n") if line.startswith("| ") and "`" in line]
+    assert len(rows) > 20
+    for row in rows:
+        for file, names in re.findall(r"`([\w/]+\.py)`: ((?:`test_\w+`(?:, )?)+)", row):
+            source = (ROOT / "tests" / file).read_text(encoding="utf-8")
+            for name in re.findall(r"`(test_\w+)`", names):
+                assert f"def {name}(" in source, f"{file} has no {name}"
+        assert row.count("`test_") == sum(
+            part.count("`test_") for _, part in re.findall(r"`([\w/]+\.py)`: ((?:`test_\w+`(?:, )?)+)", row)
+        ), row

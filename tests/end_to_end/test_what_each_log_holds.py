@@ -5,8 +5,14 @@ to stop. At each party the recorded sequence is compared with the expected one. 
 order in the coordinator's log, so there the entries about each site are compared by themselves.
 """
 
+import importlib.util
+import json
 import os
+import shutil
 import signal
+import subprocess
+import sysconfig
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -197,3 +203,41 @@ def test_nothing_personal_and_no_count_stands_in_any_leaf_and_all_logs_verify(ru
         for hidden in ("alice", "nobody wants it", "anything at all", "127.0.0.1", str(running.folder), ".csv"):
             assert hidden not in leaves, (party, hidden)
         confide("audit", "verify", str(running.home(party)), "--complete")
+
+
+@pytest.mark.parametrize("party", ["coordinator", "mercy"])
+def test_a_real_log_is_flawless_as_a_home_a_copy_a_bundle_and_with_nothing_but_cryptography(
+    running: Federation, tmp_path: Path, party: str
+) -> None:
+    home, policy = running.home(party), str(running.home(party) / "trust" / f"{party}.policy")
+    released = [event["action"] for event in events_in(home / "audit")].index("round.released")
+    copy, bundle, proof = tmp_path / "copy", tmp_path / "all", tmp_path / "released.tlog-proof"
+    confide("audit", "export", str(home), "--complete", "--out", str(bundle))
+    confide("audit", "prove", str(home), str(released), "--out", str(proof))
+    shutil.copytree(home / "audit", copy, ignore=shutil.ignore_patterns("*.sock"))
+    for log in (home, copy, bundle):
+        shown = confide("audit", "verify", str(log), "--complete", "--trust", policy, "--format", "json")
+        found = json.loads(shown)
+        assert (found["verdict"], found["flaws"]) == ("verified", []), log
+    # Another party's keys are enough for a proof, and others have seen it.
+    others = running.home("mercy" if party == "coordinator" else "coordinator") / "trust" / f"{party}.policy"
+    checked = json.loads(confide("audit", "check", str(proof), "--trust", str(others), "--format", "json"))
+    assert (checked["index"], len(checked["witnesses"])) == (released, 2)
+    python = bare_python(tmp_path / "bare")
+    command = [python, str(bundle / "verify.py"), "--trust", policy, "--complete"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env={})
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["verified"]), done.stdout + done.stderr
+    assert subprocess.run([python, "-c", "import pydantic"], capture_output=True, timeout=60).returncode == 1
+
+
+def bare_python(folder: Path) -> Path:
+    """Return the interpreter of a new environment that has `cryptography`, what that needs, and nothing else."""
+    venv.create(folder, symlinks=True)
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
+    for name in ("cryptography", "cffi", "_cffi_backend", "pycparser"):
+        found = importlib.util.find_spec(name)
+        if found is not None and found.origin is not None:
+            origin = Path(found.origin)
+            source = origin.parent if found.submodule_search_locations else origin
+            (site / source.name).symlink_to(source)
+    return folder / "bin" / "python"

@@ -11,7 +11,7 @@ from audit.reading import find_log
 from audit.trust import parse_policy
 from audit.trust_file import write_trust_policy
 from audit.verification import Reader, verify
-from tests.support.audit_logs import ORIGIN, closed_home, create, draft
+from tests.support.audit_logs import ORIGIN, closed_home, create, draft, sql
 
 HUNGARY = note.Ed25519Signer("heart.example.org/hungary/witness", bytes([4]) * 32, note.COSIGNATURE)
 COORDINATOR = note.Ed25519Signer("heart.example.org/coordinator/witness", bytes([3]) * 32, note.COSIGNATURE)
@@ -39,6 +39,39 @@ def test_a_quorum_of_witnesses_is_proved(tmp_path: Path) -> None:
     result = verified(home, data)
     assert (result.verdict, result.cosigned, result.quorum, result.notes) == (Verdict.VERIFIED, 9, 2, [])
     assert "cosigned up to 9 (quorum 2)" in result.proved[0]
+
+
+def grown_home(home: Path) -> bytes:
+    """A log whose first checkpoint on demand was cosigned by a quorum, kept, and which grew since; return that."""
+    with create(home) as log:
+        log.append(draft())
+        kept = cosigned(cosigned(log.checkpoint(), HUNGARY), COORDINATOR)
+        log.keep_cosigned(checkpoint.parse(kept).size, kept, quorum=True)
+        for _ in range(3):
+            log.append(draft())
+    return kept
+
+
+def test_entries_behind_the_newest_quorum_are_said_to_be_not_yet_cosigned(tmp_path: Path) -> None:
+    grown_home(tmp_path)
+    result = verified(tmp_path, find_log(tmp_path).checkpoint_bytes())
+    assert (result.verdict, result.cosigned, result.size) == (Verdict.VERIFIED, 3, 7)
+    assert result.proved[0].startswith("7 entries, cosigned up to 3 (quorum 2); all bytes")
+    what = "signed, and not yet cosigned by a quorum of 2"
+    assert result.notes == [Flaw("CFD-A45", "entries 3 to 6", what)]
+
+
+@pytest.mark.parametrize(
+    ("what", "code"), [("garbage", "CFD-A05"), ("another root", "CFD-A04"), ("more entries", "CFD-A07")]
+)
+def test_a_kept_checkpoint_that_the_entries_contradict_is_a_flaw(tmp_path: Path, what: str, code: str) -> None:
+    kept = checkpoint.parse(grown_home(tmp_path))
+    signer = key_files.read_key(tmp_path / "audit" / "keys" / "log-1.key", ORIGIN)
+    size = 3 if what == "another root" else 30
+    note_ = b"garbage" if what == "garbage" else checkpoint.sign(ORIGIN, size, bytes(32), signer)
+    sql(tmp_path, "UPDATE checkpoint SET note = ?, size = ?", note_, max(size, kept.size))
+    result = verified(tmp_path, find_log(tmp_path).checkpoint_bytes())
+    assert [(flaw.code, flaw.where) for flaw in result.flaws] == [(code, "cosigned checkpoint")]
 
 
 def test_too_few_witnesses_are_not_yet_a_quorum(tmp_path: Path) -> None:
