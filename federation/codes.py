@@ -204,6 +204,9 @@ DATA: Final = _rows(
     ("CFD-D22", 1, "the audit entry doesn't permit this reading", "append the `data.opened` of this version and job"),
     ("CFD-D24", 78, "the home isn't a site's home yet", "run `confide site enrol` first"),
     ("CFD-D25", 2, "the budget or the number of units of a data set is out of its range", "see --epsilon, --units"),
+    ("CFD-D26", 2, "the list of people who opt out can't be used", "one id a line, as in the entity column, UTF-8"),
+    ("CFD-D27", 1, "the list of who opted out is damaged", "bring back `data/NAME/opted-out.json` from a backup"),
+    ("CFD-D28", 1, "people of this version opted out since", "submit the job again: it then gets the newest version"),
     ("CFD-D23", 1, "a data set's prepared rows are missing or damaged", "run `confide site data verify NAME`"),
 )
 BUDGET: Final = _rows(*PRIVACY_ROWS)  # CFD-B..  privacy budget and training under privacy

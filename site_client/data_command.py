@@ -26,6 +26,7 @@ HELP: Final = """confide site data: the data sets that this site may train on
   confide site data list [--all] [--format table|json|jsonl]
   confide site data show NAME [--format table|json]       the intake report; for this site's own people
   confide site data verify NAME [--format table|json]     compare the files with the registered version
+  confide site data opt-out NAME --entities FILE          people whose rows are left out from now on, one id a line
   confide site data retire NAME [--yes]                   never opened again; the budget's history stays
 
 All take --home DIR. The files are only read, never written to.
@@ -129,6 +130,33 @@ def verify(arguments: list[str]) -> int:
     }
     print_record(record, schema="confide/data-verification/v1", form=options.format)
     return 0
+
+
+def opt_out(arguments: list[str]) -> int:
+    """Leave people's rows out of a data set from now on."""
+    parser = _parser("opt-out", "Leave people's rows out of a data set from now on.", name=True)
+    parser.add_argument("--entities", required=True, metavar="FILE", help="ids as in the entity column, one a line")
+    options = parser.parse_args(arguments)
+    from federation.edge.tables import print_record
+    from site_client.data.opt_out import people_in
+
+    people = people_in(Path(options.entities))
+    with _office(options.home) as office:
+        version = office.opt_out(options.name, people)
+        data_set = office.registry.get(options.name)
+        kin = _same_people(office.registry, data_set)
+    if kin:
+        print(f"note: data sets on the same people are not changed by this: {', '.join(kin)}", file=sys.stderr)
+    print_record(_summary(data_set, version), schema="confide/data-set/v1", form=options.format)
+    return 0
+
+
+def _same_people(registry: "Registry", data_set: "DataSet") -> list[str]:
+    def root(found: "DataSet") -> str:
+        return found.name if found.same_people_as is None else root(registry.get(found.same_people_as))
+
+    others = (found for found in registry.all() if found.name != data_set.name)
+    return [found.name for found in others if root(found) == root(data_set)]
 
 
 def retire(arguments: list[str]) -> int:
@@ -378,5 +406,6 @@ VERBS: Final[dict[str, Callable[[list[str]], int]]] = {
     "list": list_,
     "show": show,
     "verify": verify,
+    "opt-out": opt_out,
     "retire": retire,
 }

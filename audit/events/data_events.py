@@ -18,12 +18,13 @@ class DataRegistered(Draft):
 
 
 class DataVersioned(Draft):
-    """The content of a data set changed; `previous` is the version before."""
+    """The content of a data set changed; `previous` is the version before; `basis` says that people opted out."""
 
     action: Literal["data.versioned"] = "data.versioned"
     dataset: Dataset
     previous: Hash
     units_declared: Count | None = None
+    basis: Literal["opted-out"] | None = None
     private: Private | None = None
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from federation.contract import DataContract
 from site_client.data.data_map import DataMap
+from site_client.data.opt_out import OptOuts
 from site_client.data.version import key_name
 
 
@@ -35,7 +36,8 @@ class Definition:
 
     `entity` is a column of the contract or of the files; None makes each row its own unit. `order_key` is the site's
     secret of the order in which an entity's rows are kept: a plan that caps the rows of one entity takes the first of
-    them, and nobody who can add rows or sort them should choose which. None keeps the files' order.
+    them, and nobody who can add rows or sort them should choose which. None keeps the files' order. The rows of people
+    in `opt_outs` are left out.
     """
 
     contract: DataContract
@@ -43,6 +45,7 @@ class Definition:
     entity: str | None
     split: Split
     order_key: bytes | None = None
+    opt_outs: OptOuts | None = None
 
     def split_name(self) -> dict[str, str]:
         """Return the split as it enters the version; the key only by its name."""

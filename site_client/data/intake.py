@@ -37,6 +37,7 @@ from site_client.data.source import Part, Progress, RawFile, Table, find_parts
 from site_client.data.version import VersionHash, is_held_out, row_place
 
 FEW_ROWS: Final = 20
+OPTED_OUT: Final = "opted out"
 _NO_UNIT: Final = -1
 
 
@@ -191,6 +192,9 @@ class _Reading:
             if cells is None:
                 continue
             entity = self._entity(cells, None if entity_index is None else row[entity_index], place)
+            if entity is not None and self._opted_out(entity):
+                self._drop(OPTED_OUT, place)
+                continue
             identity = hashlib.sha256(b"".join([known.bytes for known in cells])).digest()
             held_out = self._side(identity, entity, None if split_index is None else row[split_index], place)
             if held_out is not None and (entity is not None or self.definition.entity is None):
@@ -248,6 +252,10 @@ class _Reading:
             self.problems.add(self.definition.entity, "has no entity", place, hint=hint)
             return None
         return text
+
+    def _opted_out(self, entity: str) -> bool:
+        opted = self.definition.opt_outs
+        return opted is not None and opted.covers(entity)
 
     def _side(self, identity: bytes, entity: str | None, cell: Any, place: str) -> bool | None:
         """Return whether the row is held out, or None where nobody can tell."""
@@ -345,7 +353,8 @@ class _Reading:
 
     def _check_row_rules(self) -> None:
         report, rules = self.report, self.definition.contract.rows
-        if report.rows_dropped > rules.most_dropped_share * report.rows_read:
+        wished = self.dropped[OPTED_OUT].count if OPTED_OUT in self.dropped else 0  # no fault of the rows
+        if report.rows_dropped - wished > rules.most_dropped_share * (report.rows_read - wished):
             raise InvalidInput(
                 "CFD-D14",
                 f"{report.rows_dropped} of {report.rows_read} rows would be dropped ({report.reasons()}), the contract "

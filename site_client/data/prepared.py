@@ -7,6 +7,7 @@ it never leaves the home, and goes when the data set is retired.
 
 import json
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -20,6 +21,7 @@ from site_client.data.intake import Prepared
 
 FOLDER: Final = "data"
 DAMAGED: Final = "CFD-D23"
+REPLACED: Final = "CFD-D28"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +57,14 @@ def load_rows(home: Path, name: str, version: str) -> StoredRows:
     """Return the encoded rows of a version, their hash checked.
 
     Raises:
-        CheckFailed: They are missing or damaged; `confide site data verify NAME` makes them again from the files.
+        CheckFailed: They were taken away because somebody opted out (CFD-D28), or are missing or damaged (CFD-D23);
+            `confide site data verify NAME` makes those of the newest version again from the files.
     """
     from safetensors.numpy import load
 
     folder = home / FOLDER / name
+    if _is_replaced(folder / f"{version}.json"):
+        raise CheckFailed(REPLACED, f"version {version[:12]} of data set {name} was replaced: somebody in it opted out")
     try:
         facts = json.loads((folder / f"{version}.json").read_bytes())
         content = (folder / f"{version}.safetensors").read_bytes()
@@ -72,6 +77,31 @@ def load_rows(home: Path, name: str, version: str) -> StoredRows:
     arrays = load(content)
     held_out = arrays["held_out"].astype(np.bool_)
     return StoredRows(contract_digest, Prepared(arrays["features"], arrays["labels"], arrays["units"], held_out))
+
+
+def _is_replaced(path: Path) -> bool:
+    try:
+        return bool(json.loads(path.read_bytes()) == _REPLACED)
+    except (OSError, ValueError):
+        return False
+
+
+_REPLACED: Final = {"replaced": True}
+
+
+def replace_rows(home: Path, name: str, versions: Iterable[str]) -> None:
+    """Take the encoded rows of `versions` away for good: whoever opens one of them is told that it was replaced.
+
+    Raises:
+        ConfigurationWrong: The folder of this home can't be changed.
+    """
+    folder = make_folder(home / FOLDER / name)
+    for version in versions:
+        write_whole(folder / f"{version}.json", json.dumps(_REPLACED).encode())
+        try:
+            (folder / f"{version}.safetensors").unlink(missing_ok=True)
+        except OSError as problem:
+            raise cannot_write(folder, problem) from problem
 
 
 def is_sound(home: Path, name: str, version: str) -> bool:

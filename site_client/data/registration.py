@@ -26,10 +26,11 @@ from privacy.accounting.convert import nano
 from privacy.accounting.events import Gaussian
 from privacy.errors import PrivacyError
 from site_client.budget.store import BudgetStore
+from site_client.data import opt_out
 from site_client.data.data_map import DataMap
 from site_client.data.definition import Definition, Split, SplitByColumn, SplitByHash
 from site_client.data.intake import Intake, find, take_in
-from site_client.data.prepared import is_sound, remove_rows, store_rows
+from site_client.data.prepared import is_sound, remove_rows, replace_rows, store_rows
 from site_client.data.registry import DataSet, DataVersion, Registry, SplitRule
 from site_client.data.source import Progress, hash_file
 
@@ -119,7 +120,7 @@ class DataOffice:
             ConfideError: Refused; the registry, the ledger and the prepared rows are as they were.
         """
         known = self._known(wish)
-        definition = self._definition(wish.contract, wish.data_map, wish.entity, wish.split)
+        definition = self._definition(wish.contract, wish.data_map, wish.entity, wish.split, wish.name)
         before = NO_VERSION if known is None else _hash(self.registry.newest(wish.name).version)
         intake = self._read(wish.name, before, wish.path, definition, mode="intake")
         if known is None:
@@ -218,7 +219,9 @@ class DataOffice:
             )
         return self.registry.add(data_set, intake, units_declared=units, registered_us=now_us)
 
-    def _another(self, known: DataSet, wish: Wish, intake: Intake) -> DataVersion:
+    def _another(
+        self, known: DataSet, wish: Wish, intake: Intake, basis: Literal["opted-out"] | None = None
+    ) -> DataVersion:
         newest = self.registry.newest(known.name)
         if newest.version == intake.version:
             store_rows(self._home, known.name, intake.version, known.contract_digest, intake.prepared)
@@ -231,6 +234,7 @@ class DataOffice:
             dataset=_dataset(known.name, intake.version),
             previous=_hash(newest.version),
             units_declared=units,
+            basis=basis,
             private=self._commitments(records=str(intake.report.rows_read)),
         )
         return self.registry.add_version(known.name, intake, units_declared=units, registered_us=self._now_us())
@@ -276,6 +280,40 @@ class DataOffice:
         )
         return noisy_count(intake.report.train.units)
 
+    # --- opt out ----------------------------------------------------------------------------------------------
+
+    def opt_out(self, name: str, people: list[str]) -> DataVersion:
+        """Make a version without the rows of `people`, take the earlier ones away, and return the newest version.
+
+        The list grows first, so that no version made from then on has their rows, whatever happens next; after a
+        refusal or a crash the same call finishes it. Where no row is theirs the version stays.
+
+        Args:
+            name: The data set; it has an entity column.
+            people: Ids as they stand in that column.
+
+        Raises:
+            InvalidInput: The rows don't say whose they are, or the files break the contract; the list has grown then.
+        """
+        data_set = self._active(name)
+        if data_set.entity is None:
+            raise InvalidInput(
+                "CFD-D26",
+                f"the rows of data set {name} don't say whose they are",
+                hint="take the rows out of the files and run `confide site data add` again",
+            )
+        opted = opt_out.read(self._home, name, split_key(self._home)).with_people(people)
+        opt_out.keep(self._home, name, opted)
+        newest = self.registry.newest(name)
+        definition = self._definition(data_set.contract, data_set.data_map, data_set.entity, data_set.split, name)
+        intake = self._read(name, _hash(newest.version), data_set.path, definition, mode="intake")
+        if intake.version != newest.version:
+            wish = _unchanged(data_set, newest)
+            newest = self._another(data_set, wish, intake, basis="opted-out")
+        earlier = [one.version for one in self.registry.versions(name) if one.version != newest.version]
+        replace_rows(self._home, name, earlier)
+        return newest
+
     # --- verify, retire ---------------------------------------------------------------------------------------
 
     def verify(self, name: str) -> Checked:
@@ -286,7 +324,7 @@ class DataOffice:
         """
         data_set = self._active(name)
         version = self.registry.newest(name)
-        definition = self._definition(data_set.contract, data_set.data_map, data_set.entity, data_set.split)
+        definition = self._definition(data_set.contract, data_set.data_map, data_set.entity, data_set.split, name)
         opened = self._open(name, _hash(version.version), "verify")
         sound = is_sound(self._home, name, version.version)
         try:
@@ -325,10 +363,13 @@ class DataOffice:
             raise InvalidInput("CFD-D20", f"the data set {name} is retired")
         return found
 
-    def _definition(self, contract: DataContract, data_map: DataMap, entity: str | None, rule: SplitRule) -> Definition:
+    def _definition(
+        self, contract: DataContract, data_map: DataMap, entity: str | None, rule: SplitRule, name: str
+    ) -> Definition:
         key = split_key(self._home)
         split: Split = SplitByColumn(rule.column) if rule.column is not None else SplitByHash(rule.share, key)
-        return Definition(contract, data_map, entity, split, order_key=key)
+        opted = opt_out.read(self._home, name, key)
+        return Definition(contract, data_map, entity, split, order_key=key, opt_outs=opted)
 
     def _read(self, name: str, before: str, path: Path, definition: Definition, *, mode: str) -> Intake:
         """Read the files between `data.opened` and `data.closed`."""
@@ -441,6 +482,23 @@ def _check_budget(wish: Wish) -> None:
             f"--delta {wish.delta} with {wish.units} units: a mechanism that publishes whole people would satisfy it",
             hint=f"choose a delta well below {1 / wish.units:.2g}",
         )
+
+
+def _unchanged(known: DataSet, newest: DataVersion) -> Wish:
+    """Return the wish for a version that changes nothing but the rows; the declared number of units stays."""
+    return Wish(
+        name=known.name,
+        path=known.path,
+        contract=known.contract,
+        data_map=known.data_map,
+        entity=known.entity,
+        units=newest.units_declared,
+        same_people_as=known.same_people_as,
+        split=known.split,
+        held_out_public=known.held_out_public,
+        epsilon=None,
+        delta=None,
+    )
 
 
 def _hash(version: str) -> str:
