@@ -39,10 +39,10 @@ tiles; without one, the home of this account.
   erase       delete what links a person to this log, in the side store   PERSON --basis CODE
   redact      empty an entry into which personal data slipped; its hash stays   ENTRY --basis CODE
   prune       move the entries below an index into an archive   --below INDEX
-  requests    what waits for a second person; approve REQUEST confirms and does it
+  requests    what waits for a second person
   approve     confirm what another person asked for             REQUEST
   rebuild     make anew the rows by which queries find entries
-  new-epoch   close a log that must not go on and begin the next, naming what is lost
+  new-epoch   close a log that must not go on and begin the next, naming what is lost; two people
                                          --reason TEXT --database URL --password-file FILE
 
   --home DIR            the home to read
@@ -51,7 +51,7 @@ tiles; without one, the home of this account.
 Reading a live home is itself recorded there, before anything is shown; a copy is only read.
 Section `audit` of the home's site.yaml or coordinator.yaml names who may read:
   readers: {alice: compliance, bob: {role: regulator, datasets: [heart], expires: 2027-01-01}}
-  two_people: true       a second account confirms redact, prune; false lets one person act alone
+  two_people: true       a second account approves redact, prune, new-epoch; false lets one act alone
 Exit status of verify: 0 verified, 1 flawed, 2 no log, 3 no pinned key says whose log it is.
 
 example:

@@ -17,7 +17,7 @@ from audit import checkpoint, database, durable, key_files
 from audit.canonical import Event
 from audit.clock import Clock
 from audit.errors import AuditError, LogUnreadable, SecondWriter
-from audit.events import Actor, LostTree, PreviousLog
+from audit.events import Actor, Approval, LostTree, PreviousLog
 from audit.frame import hash_text, read_frame
 from audit.home_lock import hold_lock
 from audit.log import CLI, NO_CHARTER, AuditLog, First
@@ -62,6 +62,7 @@ def begin_next(
     reason: str,
     commit: Callable[[str], str],
     actor: Actor,
+    approval: Approval | None = None,
     clock: Clock,
     settings: LogSettings | None = None,
     random_bytes: Callable[[int], bytes] = os.urandom,
@@ -75,6 +76,7 @@ def begin_next(
         reason: Why, in a person's words; the new log has a commitment to them.
         commit: Makes that commitment, its value durable in the side store.
         actor: Who begins it.
+        approval: Who asked for it, and who confirmed.
         clock: Wall and monotonic time.
         settings: Where the new log is kept.
         random_bytes: Gives the log key and ids.
@@ -106,6 +108,7 @@ def begin_next(
             left.previous,
             left.lost,
             {"reason": commit(reason)},
+            approval,
         )
     except BaseException:
         os.close(lock)

@@ -55,6 +55,7 @@ class First:
         previous: The epoch before this one.
         lost: What the epoch before is known to have had, and has no more.
         private: The commitment to the reason.
+        approval: Who asked for this epoch, and who confirmed it.
     """
 
     actor: events.Actor | None = None
@@ -64,6 +65,7 @@ class First:
     previous: events.PreviousLog | None = None
     lost: events.LostTree | None = None
     private: dict[str, str] | None = None
+    approval: events.Approval | None = None
 
 
 class AuditLog:
@@ -278,6 +280,7 @@ class AuditLog:
             previous=first.previous,
             lost=first.lost,
             private=first.private,
+            approval=first.approval,
         )
         try:
             self._append_own(opened)

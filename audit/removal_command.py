@@ -3,13 +3,12 @@
 import argparse
 import os
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
-from audit import edge, reading
-from audit.clock import microseconds
+from audit import edge, reading, two_people
 from audit.columns import format_time
 from audit.errors import AuditError, LogUnreadable, ReadRefused
-from audit.events import Approval, AuditPruned, AuditRedacted, SubjectErased, new_event_id
+from audit.events import AuditPruned, AuditRedacted, SubjectErased, new_event_id
 from audit.export.bundle_check import BundleReader, check_files
 from audit.export.container import open_files
 from audit.export_command import write_archive
@@ -20,18 +19,15 @@ from audit.read_record import admit, reader, site_of, talk
 from audit.readers_file import DAY_US, read_readers
 from audit.reading import FoundLog
 from audit.recording import record
-from audit.requests import Request, Requests
 from audit.tiles import HASHES_PER_TILE
+from audit.two_people import Approved
+from audit.upkeep_command import begin_epoch, refuse_a_folder
 from audit.visible import visible
 
 
 def _refuse_a_copy(log: FoundLog) -> None:
     if not log.live or log.audit_folder is None:
         raise LogUnreadable("a copy is only read", hint="run this on the machine whose home it is")
-
-
-def _now_us() -> int:
-    return microseconds(edge.SystemClock().now())
 
 
 def erase(given: argparse.Namespace, log: FoundLog) -> int:
@@ -84,79 +80,54 @@ def redact(given: argparse.Namespace, log: FoundLog) -> int:
         "seq": int(row.event["seq"]),
         "basis": given.basis,
     }
-    return _proposed(log, "redact", arguments)
-
-
-def _proposed(log: FoundLog, verb: str, arguments: dict[str, str | int]) -> int:
-    requests = Requests(log.places.folder)
-    own = reader(log)
-    request = requests.propose(verb, arguments, proposer=own.id, now_us=_now_us(), random_bytes=os.urandom)
-    if read_readers(log.home).two_people:
-        talk(f"request {request.id} waits: {_described(request)}")
-        talk(f"another compliance officer confirms it within 14 days: confide audit approve {request.id}")
-        return 0
-    talk("note: two_people is false in this home: one person alone changes the record, and the record says so")
-    return _carry_out(log, request, [own.id])
+    approved = two_people.ask(log, "redact", arguments)
+    return 0 if approved is None else _carry_out(log, approved)
 
 
 def approve(given: argparse.Namespace, log: FoundLog) -> int:
     """Confirm what another person asked for, and do it."""
-    _refuse_a_copy(log)
+    refuse_a_folder(log)
     admit(log, "approve")
-    request = Requests(log.places.folder).find(given.request, _now_us())
-    own = reader(log)
-    if own.id == request.proposer:
-        raise ReadRefused(
-            f"account {edge.account()} asked for {request.id} and can't confirm it",
-            hint="a second person does: another account, named in section audit of the home's configuration",
-        )
-    return _carry_out(log, request, [request.proposer, own.id])
+    return _carry_out(log, two_people.confirm(log, given.request))
 
 
 def requests(given: argparse.Namespace, log: FoundLog) -> int:
     """List what waits for a second person."""
-    _refuse_a_copy(log)
+    refuse_a_folder(log)
     admit(log, "requests")
-    waiting = Requests(log.places.folder).waiting(_now_us())
+    waiting = two_people.requests_of(log).waiting(two_people.now_us())
     for one in waiting:
-        print(f"{one.id}  {format_time(one.proposed_us)}  {visible(one.proposer)}  {visible(_described(one))}")
+        print(f"{one.id}  {format_time(one.proposed_us)}  {visible(one.proposer)}  {two_people.described(one)}")
     talk(f"{len(waiting)} requests wait" + ("" if given.format == "table" else " (as text only)"))
     return 0
 
 
-def _described(request: Request) -> str:
-    shown = ("index", "below", "basis")
-    return " ".join(
-        [request.verb, *(f"{name} {request.arguments[name]}" for name in shown if name in request.arguments)]
-    )
-
-
-def _carry_out(log: FoundLog, request: Request, people: list[str]) -> int:
-    approval = Approval(id=request.id, by=people, meaning="approve")
-    act = _ACTS.get(request.verb)
+def _carry_out(log: FoundLog, approved: Approved) -> int:
+    act = _ACTS.get(approved.request.verb)
     if act is None:
-        raise LogUnreadable(f"request {request.id} asks for what this version doesn't know")
-    act(log, request, approval)
-    Requests(log.places.folder).drop(request.id)
+        raise LogUnreadable(f"request {approved.request.id} asks for what this version doesn't know")
+    act(log, approved)
+    two_people.done(log, approved)
     return 0
 
 
-def _redact(log: FoundLog, request: Request, approval: Approval) -> None:
-    clock, wanted = edge.SystemClock(), request.arguments
+def _redact(log: FoundLog, approved: Approved) -> None:
+    clock, request = edge.SystemClock(), approved.request
+    wanted = request.arguments
     row = reading.find_entry(log, str(wanted["index"]))
     if row.leaf_hash != wanted["leaf_hash"]:
         raise AuditError("CFD-A14", f"entry {wanted['index']} isn't the one that {request.id} is about")
     draft = AuditRedacted(
         id=new_event_id(clock, os.urandom),
         decision="allowed",
-        actor=reader(log),
+        actor=approved.by,
         site=site_of(row.origin),
         index=row.index,
         leaf_hash=row.leaf_hash,
         target_writer=str(row.event["writer"]),
         target_seq=int(row.event["seq"]),
         basis=str(wanted["basis"]),
-        approval=approval,
+        approval=approved.approval,
     )
     index, _ = record(log.places.folder, draft, clock=clock)
     talk(f"entry {row.index} is empty, record {index}; its hash and every proof stay")
@@ -173,7 +144,8 @@ def prune(given: argparse.Namespace, log: FoundLog) -> int:
     """Ask that the entries below an index go to an archive; a second person approves it."""
     _refuse_a_copy(log)
     admit(log, "prune")
-    return _proposed(log, "prune", {"below": _may_prune(log, given.below)})
+    approved = two_people.ask(log, "prune", {"below": _may_prune(log, given.below)})
+    return 0 if approved is None else _carry_out(log, approved)
 
 
 def _may_prune(log: FoundLog, below: int) -> int:
@@ -197,7 +169,7 @@ def _may_prune(log: FoundLog, below: int) -> int:
         if chosen.quorum is not None and chosen.quorum.needed and not chosen.seen:
             raise LogUnreadable(f"no quorum has seen these entries: {chosen.text}", hint="wait for the witnesses")
         newest = next(iter(checked.rows(below - 1)))
-        if newest.event["t_us"] > _now_us() - rules.keep_us:
+        if newest.event["t_us"] > two_people.now_us() - rules.keep_us:
             raise ReadRefused(
                 f"entry {newest.name} is of {format_time(newest.event['t_us'])}: entries stay"
                 f" {rules.keep_us // DAY_US} days at least",
@@ -206,8 +178,8 @@ def _may_prune(log: FoundLog, below: int) -> int:
     return below
 
 
-def _prune(log: FoundLog, request: Request, approval: Approval) -> None:
-    clock, below = edge.SystemClock(), _may_prune(log, int(request.arguments["below"]))
+def _prune(log: FoundLog, approved: Approved) -> None:
+    clock, below = edge.SystemClock(), _may_prune(log, int(approved.request.arguments["below"]))
     policy, pinned_by = reading.find_policy(log, reading.origin_of(log), None)
     with log.checked() as checked:
         chosen = choose(checked, log.checkpoint_bytes(), policy, covering=below)
@@ -221,17 +193,21 @@ def _prune(log: FoundLog, request: Request, approval: Approval) -> None:
     draft = AuditPruned(
         id=new_event_id(clock, os.urandom),
         decision="allowed",
-        actor=reader(log),
+        actor=approved.by,
         site=site_of(reading.origin_of(log)),
         below=below,
         archive=archive,
         size=chosen.signed.size,
         root=hash_text(chosen.signed.root),
-        approval=approval,
+        approval=approved.approval,
     )
     index, _ = record(log.places.folder, draft, clock=clock)
     talk(f"entries below {below} are pruned, record {index}; proofs at and above it still work")
     talk(f"archive {path}, manifest {archive}; keep it elsewhere too: it is the only copy here")
 
 
-_ACTS: Final[dict[str, Callable[[FoundLog, Request, Approval], Any]]] = {"redact": _redact, "prune": _prune}
+_ACTS: Final[dict[str, Callable[[FoundLog, Approved], object]]] = {
+    "redact": _redact,
+    "prune": _prune,
+    "new-epoch": begin_epoch,
+}

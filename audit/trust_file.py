@@ -10,6 +10,7 @@ from typing import Final
 
 from audit import durable
 from audit.errors import NoteRefused
+from audit.note import VerifierKey
 from audit.trust import TrustPolicy, format_policy, parse_policy
 
 SUFFIX: Final = ".policy"
@@ -42,6 +43,9 @@ def write_trust_policy(
 ) -> Path:
     """Write ``<folder>/<party>.policy``, what a reader of this home trusts about one party's log, and return it.
 
+    Keys of the log's other epochs that the file pins already stay behind the given ones: an earlier epoch is verified
+    by them, and a later one is this home's own, begun here and not yet in anybody's charter.
+
     Args:
         folder: The home's folder `trust`.
         party: Whose log.
@@ -52,10 +56,22 @@ def write_trust_policy(
     """
     durable.make_folder(folder)
     path = folder / f"{party}{SUFFIX}"
-    text = format_policy(log_keys, witnesses or {}, operators or {}, quorum).encode()
+    keys = list(log_keys)
+    text = format_policy([*keys, *_other_epochs(path, keys)], witnesses or {}, operators or {}, quorum).encode()
     if not path.is_file() or path.read_bytes() != text:
         durable.replace_file(path, text)
     return path
+
+
+def _other_epochs(path: Path, log_keys: Iterable[str]) -> list[str]:
+    """Return the keys in a policy file that are of the same log as `log_keys`, and of none of their epochs."""
+    given = {VerifierKey.parse(vkey).name for vkey in log_keys}
+    logs = {name.rpartition("/")[0] for name in given}
+    try:
+        known = parse_policy(path.read_text(encoding="utf-8")).logs
+    except (OSError, UnicodeDecodeError, NoteRefused):
+        return []
+    return [str(key) for key in known if key.name not in given and key.name.rpartition("/")[0] in logs]
 
 
 class TrustFolder:

@@ -131,7 +131,11 @@ def joined(results: Sequence[tuple[Verification, Event]]) -> Verification:
             older.size,
             older.root,
         ):
-            whole.proved.append(f"epoch {following} follows epoch {number} as it was left, with {older.size} entries")
+            people = len(first.get("approval", {}).get("by", ()))
+            whole.proved.append(
+                f"epoch {following} follows epoch {number} as it was left, with {older.size} entries;"
+                f" begun by {'two people' if people > 1 else 'one person alone'}"
+            )
         else:
             what = f"says that epoch {number} was left with {previous.get('size')} entries; it isn't what is there now"
             whole.flaws.append(Flaw("CFD-A08", f"epoch {following}, entry 0", what))

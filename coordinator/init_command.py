@@ -150,7 +150,7 @@ def _make_database(home: CoordinatorHome, configuration: CoordinatorConfiguratio
                 at=None,
             )
             record(home.audit, clock, *entries)
-            write_trust(home, signed.charter)
+            write_trust(home, signed.charter, quorum=configuration.audit.witness_quorum)
     finally:
         engine.dispose()
 

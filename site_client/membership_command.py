@@ -156,7 +156,12 @@ def _open(home_flag: str | None) -> tuple[SiteHome, Any]:
         raise ConfigurationWrong("CFD-E22", f"there is no site's home at {home.path}", hint="run `confide site enrol`")
     configuration = load_configuration(SiteConfiguration, home.configuration_file)
     policy = policies.read(read_bytes(home.policy_file), source=str(home.policy_file))
-    return home, CharterStore(home, own_site=configuration.site, accept_all=policy.members == "accept")
+    return home, CharterStore(
+        home,
+        own_site=configuration.site,
+        accept_all=policy.members == "accept",
+        witness_quorum=configuration.audit.witness_quorum,
+    )
 
 
 def _list(arguments: list[str]) -> int:

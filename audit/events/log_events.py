@@ -42,6 +42,7 @@ class LogOpened(Draft):
     previous: PreviousLog | None = None
     lost: LostTree | None = None
     private: Private | None = None
+    approval: Approval | None = None
 
 
 class LogBooted(Draft):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from audit import edge, epochs
 from audit.command import main
-from audit.errors import LogBehind, LogDamaged, LogFrozen, SecondWriter, SettingsUnsafe
+from audit.errors import LogBehind, LogDamaged, LogFrozen, ReadRefused, SecondWriter, SettingsUnsafe
 from audit.events import Actor
 from audit.findings import Verdict
 from audit.opening import open_store
@@ -30,6 +31,7 @@ from tests.support.audit_logs import (
     verified,
 )
 
+Become = Callable[[str], None]
 BY = Actor(kind="service", id="daemon")
 
 
@@ -37,6 +39,17 @@ BY = Actor(kind="service", id="daemon")
 def _no_home_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CONFIDE_HOME", "")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+@pytest.fixture
+def become(monkeypatch: pytest.MonkeyPatch) -> Become:
+    """Act as another account from now on."""
+
+    def to(account: str) -> None:
+        monkeypatch.setattr(edge, "account", lambda: account)
+
+    to("alice")
+    return to
 
 
 def begin_next(home: Path, **changed: Any) -> None:
@@ -89,7 +102,7 @@ def restored(home: Path) -> None:
 
 
 def test_a_restored_backup_does_not_start_until_an_epoch_names_both_roots(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], become: Become
 ) -> None:
     home = closed_home(tmp_path / "home")
     restored(home)
@@ -98,12 +111,13 @@ def test_a_restored_backup_does_not_start_until_an_epoch_names_both_roots(
         reopen(home)
     assert "new-epoch" in refused.value.hint
     assert (home / "audit" / "1" / "checkpoint").read_bytes() == signed
-    assert main(["new-epoch", str(home), "--reason", "the disk died", "--format", "json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["log"], told["previous"]["size"]) == ("heart.example.org/cleveland/audit/2", 9)
-    assert (told["lost"]["size"], told["lost"]["cause"]) == (16, "shorter-than-signed")
+    assert main(["new-epoch", str(home), "--reason", "the disk died"]) == 0
+    become("bob")
+    assert main(["approve", str(home), request_of(home)]) == 0
+    assert "a tree of 16 entries" in capsys.readouterr().err
     opened = events_in(home / "audit")[0]
-    assert (opened["previous"], opened["lost"]) == (told["previous"], told["lost"])
+    assert (opened["origin"], opened["previous"]["size"]) == ("heart.example.org/cleveland/audit/2", 9)
+    assert (opened["lost"]["size"], opened["lost"]["cause"]) == (16, "shorter-than-signed")
     assert b"the disk died" not in leaves_of(home)[0]
     with reopen(home) as log:
         log.append(draft())
@@ -210,9 +224,61 @@ def test_an_epoch_may_move_to_a_server(tmp_path: Path, database_url: str) -> Non
             reopen(home, settings=log_settings(database_url))
 
 
-def test_the_account_that_begins_an_epoch_is_recorded_by_pseudonym(tmp_path: Path) -> None:
+def request_of(home: Path) -> str:
+    (path,) = (home / "audit" / "requests").glob("*.request")
+    return path.stem
+
+
+def test_a_second_person_confirms_the_next_epoch_and_the_record_names_both(
+    tmp_path: Path, become: Become, capsys: pytest.CaptureFixture[str]
+) -> None:
     home = closed_home(tmp_path)
-    assert main(["new-epoch", str(home), "--reason", "x"]) == 0
+    assert main(["new-epoch", str(home), "--reason", "the key was stolen"]) == 0
+    request = request_of(home)
+    with pytest.raises(ReadRefused, match="can't confirm"):
+        main(["approve", str(home), request])
+    assert origin_of(find_log(home)).endswith("/audit/1")
+    assert main(["requests", str(home)]) == 0
+    assert "new-epoch reason the key was stolen" in capsys.readouterr().out
+    become("bob")
+    assert main(["approve", str(home), request]) == 0
     opened = events_in(home / "audit")[0]
-    assert opened["actor"]["id"].startswith("p1:")
-    assert opened["actor"]["id"] != edge.account()
+    assert len(set(opened["approval"]["by"])) == 2
+    assert opened["actor"]["id"] == opened["approval"]["by"][1]
+    assert all(person.startswith("p1:") for person in opened["approval"]["by"])
+    assert not list((home / "audit" / "requests").iterdir())
+    assert main(["verify", str(home)]) == 0
+    assert "epoch 2 follows epoch 1 as it was left, with 10 entries; begun by two people" in capsys.readouterr().out
+
+
+def test_one_person_alone_begins_an_epoch_where_the_home_says_so_and_verify_tells(
+    tmp_path: Path, become: Become, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = closed_home(tmp_path)
+    (home / "site.yaml").write_text("audit: {two_people: false}\n")
+    assert main(["new-epoch", str(home), "--reason", "x", "--format", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["log"], told["previous"]["size"]) == ("heart.example.org/cleveland/audit/2", 10)
+    assert len(events_in(home / "audit")[0]["approval"]["by"]) == 1
+    assert main(["verify", str(home)]) == 0
+    assert "begun by one person alone" in capsys.readouterr().out
+
+
+def test_a_reader_without_that_right_begins_no_epoch_even_of_a_damaged_log(tmp_path: Path, become: Become) -> None:
+    home = closed_home(tmp_path)
+    (home / "site.yaml").write_text("audit: {readers: {alice: viewer}}\n")
+    for damaged in (False, True):
+        if damaged:
+            (home / "audit" / "1" / "log.db").write_bytes(b"nothing")
+        with pytest.raises(ReadRefused, match="may not new-epoch"):
+            main(["new-epoch", str(home), "--reason", "x"])
+    assert not (home / "audit" / "requests").exists()
+
+
+def test_a_log_whose_first_entry_can_not_be_read_ends_by_two_people_too(tmp_path: Path, become: Become) -> None:
+    home = closed_home(tmp_path)
+    (home / "audit" / "1" / "log.db").write_bytes(b"nothing")
+    assert main(["new-epoch", str(home), "--reason", "the disk died"]) == 0
+    become("bob")
+    assert main(["approve", str(home), request_of(home)]) == 0
+    assert origin_of(find_log(home)).endswith("/audit/2")

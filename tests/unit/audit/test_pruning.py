@@ -55,7 +55,7 @@ def old_home(home: Path, entries: int = 700) -> Path:
 
 
 def request_of(home: Path) -> str:
-    (path,) = (home / "audit" / "requests").glob("*.json")
+    (path,) = (home / "audit" / "requests").glob("*.request")
     return path.stem
 
 

@@ -15,10 +15,13 @@ from audit.access import Grant
 from audit.command import main
 from audit.errors import AuditError, LogUnreadable, ReadRefused
 from audit.events import Actor, Approval, AuditRedacted, JobDenied, JobSubmitted, Purpose, SubjectErased
+from audit.key_files import read_key
+from audit.note import Ed25519Signer, sign_note
 from audit.private import PrivateStore
 from audit.readers_file import read_readers
 from tests.support.audit_logs import (
     DAEMON,
+    FEDERATION,
     HASH,
     PARTY,
     HandClock,
@@ -79,7 +82,7 @@ def redacted(tmp_path: Path, become: Become) -> Path:
 
 
 def request_of(home: Path) -> str:
-    (path,) = (home / "audit" / "requests").glob("*.json")
+    (path,) = (home / "audit" / "requests").glob("*.request")
     return path.stem
 
 
@@ -170,7 +173,7 @@ def test_what_judges_others_is_not_redacted(tmp_path: Path, become: Become) -> N
 def test_a_request_that_was_altered_or_is_none_is_not_done(tmp_path: Path, become: Become) -> None:
     home = home_of(tmp_path)
     main(["redact", str(home), "5", "--basis", "gdpr-17"])
-    path = home / "audit" / "requests" / f"{request_of(home)}.json"
+    path = home / "audit" / "requests" / f"{request_of(home)}.request"
     become("bob")
     whole = path.read_bytes()
     for changed in (whole[:-2], whole.replace(b'"index":5', b'"index":6')):
@@ -179,6 +182,31 @@ def test_a_request_that_was_altered_or_is_none_is_not_done(tmp_path: Path, becom
             main(["approve", str(home), path.stem])
     with pytest.raises(LogUnreadable, match="no request"):
         main(["approve", str(home), "../r-000000000000"])
+
+
+@pytest.mark.parametrize("by", ["a key of the forger's own", "another home's key", "nobody"])
+def test_a_request_that_no_command_of_this_home_made_is_not_done(tmp_path: Path, become: Become, by: str) -> None:
+    """Who can write into the folder, and not read the home's key, confirms nothing in another's name."""
+    home = home_of(tmp_path)
+    main(["redact", str(home), "5", "--basis", "gdpr-17"])
+    path = home / "audit" / "requests" / f"{request_of(home)}.request"
+    text = path.read_bytes().partition(b"\n\n")[0].decode() + "\n"
+    name = f"{FEDERATION}/{PARTY}/writer/cli"
+    match by:
+        case "nobody":
+            path.write_text(text)
+        case "another home's key":
+            create(tmp_path / "other").close()
+            key = read_key(tmp_path / "other" / "audit" / "keys" / "writer-cli.key", name)
+            path.write_bytes(sign_note(text, key))
+        case _:
+            path.write_bytes(sign_note(text, Ed25519Signer(name, bytes(32))))
+    before = leaves_of(home)
+    become("bob")
+    for arguments in (["approve", str(home), path.stem], ["requests", str(home)]):
+        with pytest.raises(LogUnreadable, match="not made by a command of this home"):
+            main(arguments)
+    assert leaves_of(home) == before
 
 
 # --- erasure -----------------------------------------------------------------------------------------------------

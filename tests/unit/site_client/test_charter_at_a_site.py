@@ -3,7 +3,9 @@ from pathlib import Path
 import pytest
 
 from audit import events
+from audit.note import Ed25519Signer
 from audit.trust import parse_policy
+from audit.trust_file import pin_another_log_key
 from federation.edge.files import make_folder, write_whole
 from federation.edge.homes import SiteHome
 from federation.errors import ConfideError, ConfigurationWrong, NotAuthenticated, PeerMisbehaved
@@ -133,6 +135,20 @@ def test_only_accepted_members_become_witnesses(rig: Rig) -> None:
     rig.store.answer("bern", accepted=True, by="alice")
     assert trusted(rig, "st-anna") == {"coordinator", "bern"}
     assert trusted(rig, "coordinator") == {"st-anna", "bern"}
+
+
+def test_a_rewritten_policy_keeps_the_keys_of_the_logs_other_epochs(rig: Rig) -> None:
+    """A new epoch of the own log is not yet in the charter; what an earlier charter pinned verifies earlier epochs."""
+    rig.receive(rig.keys.next_epoch(ANNA.member(), BERN.member()))
+    rig.store.answer("bern", accepted=True, by="alice")
+    first = parse_policy((rig.home.trust / "st-anna.policy").read_text()).logs
+    later = Ed25519Signer(first[0].name.removesuffix("1") + "2", bytes(32)).key
+    pin_another_log_key(rig.home.trust, party="st-anna", log_key=str(later))
+    rig.receive(rig.keys.next_epoch(ANNA.member(), BERN.member(), SiteKeys("chur").member()))
+    kept = parse_policy((rig.home.trust / "st-anna.policy").read_text())
+    assert (kept.logs, len(kept.witnesses)) == ((*first, later), 2)
+    bern = parse_policy((rig.home.trust / "bern.policy").read_text())
+    assert [key.name for key in bern.logs] == [first[0].name.replace("st-anna", "bern")]
 
 
 def test_without_a_charter_nothing_can_be_answered(rig: Rig) -> None:

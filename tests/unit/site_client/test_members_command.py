@@ -71,6 +71,15 @@ def test_an_unknown_member_is_refused_and_not_recorded(site: Site) -> None:
     assert decided(site.home.audit) == []
 
 
+def test_an_answer_keeps_the_sites_own_number_of_witnesses(site: Site) -> None:
+    settings = site.home.configuration_file.read_bytes() + b"audit: {witness_quorum: 1}\n"
+    write_whole(site.home.configuration_file, settings)
+    for member in ("bern", "chur"):
+        site.run("accept", member, "--yes")
+    assert "group others 1 " in (site.home.trust / "coordinator.policy").read_text()
+    assert "group others 1 " in (site.home.trust / "st-anna.policy").read_text()
+
+
 @pytest.mark.parametrize("arguments", [("fly",), ("accept",), ("list", "--format", "xml")])
 def test_a_wrong_command_line_ends_with_an_example_that_works(site: Site, arguments: tuple[str, ...]) -> None:
     with pytest.raises(ConfideError) as refused:
