@@ -143,6 +143,12 @@ class EngineWrong(PrivacyError):
     cure = "use the functional engine; report the model that shows this"
 
 
+class EngineUnsuitable(EngineWrong):
+    """The book-keeping engine can't be used for this model; the functional one may."""
+
+    reason = "this gradient engine cannot be used for the model"
+
+
 class ClipExceeded(PrivacyError):
     """A unit contributes more than the clip."""
 

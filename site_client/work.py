@@ -27,7 +27,7 @@ from federation.tensors import Array, TensorFile, UpdateRefused, make_update, wr
 from privacy.accounting.schedule import Schedule
 from privacy.dpsgd.allowance import LeasedSteps
 from privacy.dpsgd.batches import Units
-from privacy.dpsgd.functional import FunctionalGradients, trainable
+from privacy.dpsgd.functional import PerUnitGradients, trainable
 from privacy.dpsgd.optimizers import optimizer_for
 from privacy.dpsgd.plain import plain_round
 from privacy.dpsgd.preflight import preflight
@@ -116,16 +116,17 @@ class JobWork:
         self._schedule = offers.training_schedule(self._plan, setup.units_declared)
         self._evaluations = offers.evaluations_of(self._plan, setup.held_out_public)
         self._streams = StepStreams()
-        self.engine: Final = self._checked(self._schedule)
+        self._gradients = self._checked(self._schedule)
+        self.engine: Final = "plain/1" if self._gradients is None else self._gradients.version
         self.device_name: Final = describe(self._device)
         self.versions: Final = {"torch": torch.__version__, "numpy": np.__version__}
         self._app = make_client_app(self, new_reference=lambda: secrets.token_hex(6), report=self._report)
         self._running: _Running | None = None
 
-    def _checked(self, schedule: Schedule | None) -> str:
+    def _checked(self, schedule: Schedule | None) -> PerUnitGradients | None:
         if schedule is None:
-            return "plain/1"
-        return preflight(self._model, modules.loss, self._synthetic(), schedule).engine
+            return None
+        return preflight(self._model, modules.loss, self._synthetic(), schedule).gradients
 
     def _synthetic(self) -> Units:
         """Return units made of the contract alone: a fixed pattern, no data, no randomness."""
@@ -230,7 +231,7 @@ class JobWork:
         optimizer = optimizer_for(
             settings.name, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
         )
-        if self._schedule is None:
+        if self._schedule is None or self._gradients is None:
             return plain_round(
                 trainable(self._model),
                 units,
@@ -248,7 +249,7 @@ class JobWork:
             trainable(self._model),
             units,
             schedule=self._schedule,
-            gradients=FunctionalGradients(self._model, modules.loss),
+            gradients=self._gradients,
             optimizer=optimizer,
             lease=steps,
             streams=self._streams,

@@ -5,6 +5,7 @@ no unit can reach another's gradient; the raw gradient is never in `.grad`.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -53,14 +54,18 @@ class FunctionalGradients:
         model: Frozen parameters and buffers are taken from it; what is trained is given to each call.
         loss: One loss per row, no reduction.
         micro_batch: Most units at a time; changes neither sums nor epsilon.
+        autocast: Reduced precision of the forward and backward pass; norms and sums stay in that of the parameters.
     """
 
     version = f"functional/1 torch {torch.__version__}"
 
-    def __init__(self, model: nn.Module, loss: RowLoss, *, micro_batch: int = 256) -> None:
+    def __init__(
+        self, model: nn.Module, loss: RowLoss, *, micro_batch: int = 256, autocast: torch.dtype | None = None
+    ) -> None:
         self._model = model
         self._loss = loss
         self._micro_batch = micro_batch
+        self._autocast = autocast
         self._per_unit = vmap(grad(self._unit_loss), in_dims=(None, None, 0, 0, 0), randomness="different")
 
     def clipped_sum(
@@ -69,7 +74,7 @@ class FunctionalGradients:
         """Return Σ clip(g_i) over `units`; zeros for none."""
         sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in parameters.items()}
         left_out = 0
-        kappa = margin(*(value.dtype for value in parameters.values()))
+        kappa = margin(self._autocast or torch.float32, *(value.dtype for value in parameters.values()))
         for batch in units.micro_batches(self._micro_batch):
             gradients = self.unit_gradients(parameters, batch)
             factor = factors(unit_norms(gradients), clip, clipping, kappa)
@@ -86,8 +91,15 @@ class FunctionalGradients:
         return gradients
 
     def _unit_loss(self, trained: Any, rest: Any, inputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
-        outputs = functional_call(self._model, {**rest, **trained}, (inputs,))
-        return masked_mean(self._loss(outputs, targets), mask)
+        with reduced_precision(inputs.device, self._autocast):
+            outputs = functional_call(self._model, {**rest, **trained}, (inputs,))
+            losses = self._loss(outputs, targets)
+        return masked_mean(losses, mask)
+
+
+def reduced_precision(device: torch.device, kind: torch.dtype | None) -> AbstractContextManager[Any]:
+    """Return a context in which products run in `kind`, or as they are for None."""
+    return nullcontext() if kind is None else torch.autocast(device.type, dtype=kind)
 
 
 def masked_mean(losses: Tensor, mask: Tensor) -> Tensor:

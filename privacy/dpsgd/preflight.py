@@ -9,25 +9,38 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from privacy.accounting.schedule import Clipping, Schedule
 from privacy.dpsgd.batches import Units
+from privacy.dpsgd.bookkeeping import BookKeepingGradients
+from privacy.dpsgd.engines import engine_for
 from privacy.dpsgd.functional import (
     FunctionalGradients,
     Parameters,
     PerUnitGradients,
     RowLoss,
-    frozen_state,
-    masked_mean,
     trainable,
 )
 from privacy.dpsgd.model_rules import check_modules, require_trainable
 from privacy.dpsgd.step import noisy_mean, use_full_precision_products
+from privacy.dpsgd.trial import (
+    coupled_module,
+    different,
+    gradient_alone,
+    gradient_within_batch,
+    is_random,
+    leaves_of,
+    micro_batch_for,
+    norm_of,
+    one_unit,
+    outputs_of,
+    relative_error,
+    unit_losses,
+)
 from privacy.errors import (
     BatchCoupled,
     BuffersMoved,
@@ -48,6 +61,7 @@ RELATIVE_ERROR: Final = 1e-5
 RELATIVE_ERROR_CONVOLUTION: Final = 1e-3
 BLOW_UP: Final = 1e4
 NOISE_DEVIATIONS: Final = 6.0
+MEMORY_BYTES: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +71,25 @@ class PreflightReport:
     Attributes:
         engine: The engine's name and version.
         checks: The checks that passed.
+        gradients: The engine itself, with the micro-batch that the dry run gave.
+        micro_batch: Most units that it takes at a time.
     """
 
     engine: str
     checks: tuple[str, ...]
+    gradients: PerUnitGradients
+    micro_batch: int
 
 
 Result = TypeVar("Result")
-Engine = Callable[[nn.Module, RowLoss], PerUnitGradients]
+
+
+class Engine(Protocol):
+    """Makes an engine for a model."""
+
+    def __call__(self, model: nn.Module, loss: RowLoss, *, micro_batch: int = 256) -> PerUnitGradients:
+        """Return the engine."""
+        ...
 
 
 def preflight(
@@ -73,7 +98,9 @@ def preflight(
     synthetic: Units,
     schedule: Schedule,
     *,
-    engine: Engine = FunctionalGradients,
+    engine: Engine = engine_for,
+    memory_bytes: int = MEMORY_BYTES,
+    local_noise: bool = True,
 ) -> PreflightReport:
     """Return the report once every check has passed.
 
@@ -82,18 +109,22 @@ def preflight(
         loss: One loss per row, no reduction.
         synthetic: Units drawn from the data contract, at least 2; never real data.
         schedule: The job's.
-        engine: Makes the engine to be checked.
+        engine: Makes the engine to be checked; a book-keeping one that doesn't fit gives way to the functional one.
+        memory_bytes: What one micro-batch may keep.
+        local_noise: Whether every step's noise covers all coordinates at the site (M7).
 
     Raises:
         PrivacyError: The class of the check that failed; no data may be opened.
     """
     use_full_precision_products()
-    check_modules(model)
+    check_modules(model, local_noise=local_noise)
     require_trainable(model)
-    gradients = engine(model, loss)
     few = Units(synthetic.inputs[:UNITS_CHECKED], synthetic.targets[:UNITS_CHECKED], synthetic.mask[:UNITS_CHECKED])
     before = {name: value.clone() for name, value in model.state_dict().items()}
     check_loss_shape(model, loss, few)
+    engine = _one_that_fits(engine, model, loss, few)
+    micro_batch = _run(lambda: micro_batch_for(model, loss, few, memory_bytes))
+    gradients = engine(model, loss, micro_batch=micro_batch)
     _dry_run(gradients, trainable(model), synthetic, schedule)
     check_buffers(model, before)
     check_gradients_exist(model, loss, few)
@@ -102,8 +133,24 @@ def preflight(
     check_clip(model, loss, few, schedule, engine)
     check_noise(trainable(model), schedule)
     check_state(model, before)
-    passed = ("M1", "M5", "M6", "F1", "F2", "F3", "F4", *(("F5", "F7") if exact else ()), "F6", "F8", "F9")
-    return PreflightReport(gradients.version, passed)
+    passed = (
+        *("M1", "M2", "M3", "M4", "M5", "M6", "M7", "F1", "F2", "F3", "F4"),
+        *(("F5", "F7") if exact else ()),
+        *("F6", "F8", "F9"),
+    )
+    return PreflightReport(gradients.version, passed, gradients, micro_batch)
+
+
+def _one_that_fits(engine: Engine, model: nn.Module, loss: RowLoss, units: Units) -> Engine:
+    """Return `engine`, or the functional one in the place of a book-keeping one that can't do this model."""
+    if not isinstance(engine(model, loss), BookKeepingGradients):
+        return engine
+    try:
+        check_engine(engine, model, loss, units)
+        _run(lambda: engine(model, loss).clipped_sum(trainable(model), units, 1.0, Clipping.NORMALISED))
+    except (EngineWrong, ReductionWrong, DryRunFailed):
+        return FunctionalGradients
+    return engine
 
 
 def check_loss_shape(model: nn.Module, loss: RowLoss, units: Units) -> None:
@@ -113,7 +160,7 @@ def check_loss_shape(model: nn.Module, loss: RowLoss, units: Units) -> None:
         LossShapeWrong: The shape found.
     """
     rows = units.inputs.flatten(0, 1)
-    losses = _run(lambda: loss(_outputs(model, trainable(model), rows), units.targets.flatten(0, 1)))
+    losses = _run(lambda: loss(outputs_of(model, trainable(model), rows), units.targets.flatten(0, 1)))
     if tuple(losses.shape) != (len(rows),):
         raise LossShapeWrong(
             f"F2: the loss of {len(rows)} rows has shape {tuple(losses.shape)}, it must be ({len(rows)},)"
@@ -137,8 +184,8 @@ def check_gradients_exist(model: nn.Module, loss: RowLoss, units: Units) -> None
     Raises:
         ModelRefused: The names of those without.
     """
-    parameters = _leaves(trainable(model))
-    value = _unit_losses(model, loss, parameters, units).sum()
+    parameters = leaves_of(trainable(model))
+    value = unit_losses(model, loss, parameters, units).sum()
     gradients: tuple[Tensor | None, ...] = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
     without = [name for name, gradient in zip(parameters, gradients, strict=True) if gradient is None]
     if without:
@@ -154,16 +201,22 @@ def check_batch_invariance(model: nn.Module, loss: RowLoss, units: Units) -> Non
         BatchCoupled: By how much the worst one moved.
     """
     other = Units(
-        torch.cat([_different(units.inputs[:1]), units.inputs[1:]]),
+        torch.cat([different(units.inputs[:1]), units.inputs[1:]]),
         torch.cat([units.targets[-1:], units.targets[1:]]),
         units.mask,
     )
     for index in range(1, len(units)):
-        first = _gradient_within_batch(model, loss, units, index)
-        second = _gradient_within_batch(model, loss, other, index)
-        error = _relative_error(first, second)
+        first = gradient_within_batch(model, loss, units, index)
+        second = gradient_within_batch(model, loss, other, index)
+        error = relative_error(first, second)
         if not error <= RELATIVE_ERROR:
-            raise BatchCoupled(f"F3: replacing one unit moves another's gradient by {error:.1e} of its size")
+            path = coupled_module(model, units, other)
+            raise BatchCoupled(
+                f"F3: {path or 'the loss'} lets one unit move another's gradient by {error:.1e} of its size",
+                hint=f"replace {path} by a module that treats each row alone, such as GroupNorm or LayerNorm"
+                if path
+                else "one loss per unit; weight units with a fixed denominator; for survival use discrete time",
+            )
 
 
 def check_engine(engine: Engine, model: nn.Module, loss: RowLoss, units: Units) -> bool:
@@ -180,17 +233,17 @@ def check_engine(engine: Engine, model: nn.Module, loss: RowLoss, units: Units) 
     parameters = trainable(model)
     gradients = engine(model, loss)
     tolerance = RELATIVE_ERROR_CONVOLUTION if _has_convolution(model) else RELATIVE_ERROR
-    if _is_random(model, loss, units):
+    if is_random(model, loss, units):
         return False
-    alone = [_alone(model, loss, parameters, units, index) for index in range(len(units))]
-    largest = max(_norm(gradient) for gradient in alone) or 1.0
+    alone = [gradient_alone(model, loss, parameters, units, index) for index in range(len(units))]
+    largest = max(norm_of(gradient) for gradient in alone) or 1.0
     for index, gradient in enumerate(alone):
-        one = gradients.clipped_sum(parameters, _unit(units, index), _no_clip(largest), Clipping.THRESHOLD)
-        if abs(_norm(one.sums) - _norm(gradient)) > tolerance * largest:
+        one = gradients.clipped_sum(parameters, one_unit(units, index), _no_clip(largest), Clipping.THRESHOLD)
+        if abs(norm_of(one.sums) - norm_of(gradient)) > tolerance * largest:
             raise ReductionWrong("F7: a unit's gradient norm isn't that of a backward pass over this unit alone")
     expected = {name: sum((gradient[name] for gradient in alone), torch.zeros(())) for name in parameters}
     found = gradients.clipped_sum(parameters, units, _no_clip(largest), Clipping.THRESHOLD)
-    error = _relative_error(expected, found.sums)
+    error = relative_error(expected, found.sums)
     if not error <= tolerance:
         raise EngineWrong(f"F5: the engine's sum is {error:.1e} away from a plain loop, {tolerance:.0e} is allowed")
     return True
@@ -207,7 +260,7 @@ def check_clip(model: nn.Module, loss: RowLoss, units: Units, schedule: Schedule
         return loss(outputs, targets) * BLOW_UP
 
     still = copy.deepcopy(model).eval()
-    additive = not _is_random(still, loss, units)
+    additive = not is_random(still, loss, units)
     parameters = trainable(model)
     for clipping in Clipping:
         _check_contributions(engine(model, blown_up), parameters, units, schedule.clip, clipping, additive=False)
@@ -224,16 +277,18 @@ def _check_contributions(
     additive: bool,
 ) -> None:
     """Refuse a unit above the clip and, where nothing is drawn, a sum that isn't that of the units alone."""
-    alone = [gradients.clipped_sum(parameters, _unit(units, index), clip, clipping).sums for index in range(len(units))]
+    alone = [
+        gradients.clipped_sum(parameters, one_unit(units, index), clip, clipping).sums for index in range(len(units))
+    ]
     for contribution in alone:
-        if not _norm(contribution) <= clip:
-            raise ClipExceeded(f"F6: a unit contributes {_norm(contribution):.6g}, the clip is {clip:.6g}")
+        if not norm_of(contribution) <= clip:
+            raise ClipExceeded(f"F6: a unit contributes {norm_of(contribution):.6g}, the clip is {clip:.6g}")
     together = gradients.clipped_sum(parameters, units, clip, clipping).sums
-    if not _norm(together) <= clip * len(units):
-        raise ClipExceeded(f"F6: {len(units)} units contribute {_norm(together):.6g} at a clip of {clip:.6g}")
+    if not norm_of(together) <= clip * len(units):
+        raise ClipExceeded(f"F6: {len(units)} units contribute {norm_of(together):.6g} at a clip of {clip:.6g}")
     if additive:
         expected = {name: torch.stack([part[name] for part in alone]).sum(0) for name in parameters}
-        if not _relative_error(expected, together) <= RELATIVE_ERROR_CONVOLUTION:
+        if not relative_error(expected, together) <= RELATIVE_ERROR_CONVOLUTION:
             raise ClipExceeded("F6: the clip is not applied to each unit, but to their sum or their mean")
 
 
@@ -283,71 +338,9 @@ def _run(work: Callable[[], Result]) -> Result:
         ) from error
 
 
-def _outputs(model: nn.Module, parameters: Mapping[str, Tensor], rows: Tensor) -> Tensor:
-    """Return the model's outputs, buffers as copies so that nothing is touched."""
-    rest = {name: value.clone() for name, value in frozen_state(model, parameters).items()}
-    outputs: Tensor = functional_call(model, {**rest, **parameters}, (rows,))
-    return outputs
-
-
-def _leaves(parameters: Mapping[str, Tensor]) -> Parameters:
-    return {name: value.detach().clone().requires_grad_(True) for name, value in parameters.items()}
-
-
-def _unit_losses(model: nn.Module, loss: RowLoss, parameters: Mapping[str, Tensor], units: Units) -> Tensor:
-    """Return one loss per unit, all rows of all units in one batch."""
-    count, rows = units.mask.shape
-    losses = loss(_outputs(model, parameters, units.inputs.flatten(0, 1)), units.targets.flatten(0, 1))
-    table = losses.reshape(count, rows)
-    return torch.stack([masked_mean(table[index], units.mask[index]) for index in range(count)])
-
-
-def _gradient_within_batch(model: nn.Module, loss: RowLoss, units: Units, index: int) -> Parameters:
-    parameters = _leaves(trainable(model))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # the same dropout in both batches; carries no guarantee
-        value = _unit_losses(model, loss, parameters, units)[index]
-    return _gradient(value, parameters)
-
-
-def _alone(model: nn.Module, loss: RowLoss, start: Parameters, units: Units, index: int) -> Parameters:
-    parameters = _leaves(start)
-    return _gradient(_unit_losses(model, loss, parameters, _unit(units, index))[0], parameters)
-
-
-def _gradient(value: Tensor, parameters: Parameters) -> Parameters:
-    found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True, materialize_grads=True)
-    return {name: gradient.to(torch.float64) for name, gradient in zip(parameters, found, strict=True)}
-
-
-def _is_random(model: nn.Module, loss: RowLoss, units: Units) -> bool:
-    with torch.no_grad():
-        first, second = (_unit_losses(model, loss, trainable(model), units) for _ in range(2))
-    return not torch.equal(first, second)
-
-
-def _unit(units: Units, index: int) -> Units:
-    end = index + 1
-    return Units(units.inputs[index:end], units.targets[index:end], units.mask[index:end])
-
-
-def _different(values: Tensor) -> Tensor:
-    return values * -3 + 1 if values.is_floating_point() else values.flip(0).roll(1, -1)
-
-
 def _no_clip(largest: float) -> float:
     """Return a clip that no unit's gradient reaches."""
     return 4.0 * largest
-
-
-def _norm(gradients: Mapping[str, Tensor]) -> float:
-    return math.sqrt(sum(float(value.to(torch.float64).square().sum()) for value in gradients.values()))
-
-
-def _relative_error(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> float:
-    difference = {name: found[name].to(torch.float64) - value.to(torch.float64) for name, value in expected.items()}
-    size = max(_norm(expected), _norm(found))
-    return _norm(difference) / size if size else 0.0
 
 
 def _has_convolution(model: nn.Module) -> bool:

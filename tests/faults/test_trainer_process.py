@@ -156,7 +156,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 def test_a_trainer_trains_with_leases_and_writes_an_update_of_the_models_form(daemon: Daemon) -> None:
     ready = daemon.ready()
     assert ready.device == "cpu"
-    assert ready.engine.startswith("functional/")
+    assert ready.engine.startswith("book-keeping/")
     daemon.begin()
     heard = daemon.work()
     leases = [line.steps for line in heard if isinstance(line, LeaseAsked)]

@@ -1,6 +1,7 @@
 """One model for each rule and check, which must be refused by that rule and with that class."""
 
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from privacy.dpsgd import preflight as preflight_module
 from privacy.dpsgd.batches import Units
 from privacy.dpsgd.functional import FunctionalGradients
 from privacy.dpsgd.preflight import check_buffers, check_state, preflight
+from privacy.dpsgd.trial import MOST_UNITS
 from privacy.errors import (
     BatchCoupled,
     BuffersMoved,
@@ -53,12 +55,18 @@ def refused(refusal: type[PrivacyError], model: nn.Module, **fields: Any) -> str
     return caught.value.message
 
 
+def hint_of(model: nn.Module) -> str:
+    with pytest.raises(ModelRefused) as caught:
+        preflight(model, cross_entropy, synthetic(), SCHEDULE)
+    return caught.value.hint
+
+
 def test_a_sound_model_passes_every_check_and_is_left_as_it_was() -> None:
     model = mlp(nn.LayerNorm(8))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     report = preflight(model, cross_entropy, synthetic(), SCHEDULE)
     assert {"M1", "M5", "F1", "F2", "F3", "F4", "F5", "F6", "F7", "F8", "F9"} <= set(report.checks)
-    assert report.engine.startswith("functional/1")
+    assert report.engine.startswith("book-keeping/1")
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
@@ -97,6 +105,59 @@ def test_running_statistics_are_refused_also_without_parameters_and_frozen(layer
     assert message.startswith("M1: 1 (")
 
 
+def test_attention_or_memory_along_the_axis_of_units_is_refused() -> None:
+    assert refused(ModelRefused, mlp(nn.MultiheadAttention(8, 2))).startswith("M2: 1 (MultiheadAttention)")
+    assert refused(ModelRefused, mlp(nn.GRU(8, 8))).startswith("M2: 1 (GRU)")
+
+
+def test_spectral_norm_is_refused_in_both_ways_that_torch_has() -> None:
+    new = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that this way is old
+        old = nn.utils.spectral_norm(nn.Linear(8, 8))
+    for layer in (new, old):
+        assert "spectral_norm off 1" in hint_of(mlp(layer))
+
+
+def test_another_parametrisation_goes_to_the_functional_engine() -> None:
+    model = mlp(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)))
+    assert preflight(model, cross_entropy, synthetic(), SCHEDULE).engine.startswith("functional/1")
+
+
+def test_tied_weights_go_to_the_functional_engine() -> None:
+    model = mlp(nn.Linear(8, 8), nn.Linear(8, 8))
+    model[2].weight = model[1].weight
+    assert preflight(model, cross_entropy, synthetic(), SCHEDULE).engine.startswith("functional/1")
+
+
+def test_a_layer_that_is_used_around_its_module_goes_to_the_functional_engine() -> None:
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(3, 3)
+            self.head = nn.Linear(3, 2)
+
+        def forward(self, values: Tensor) -> Tensor:
+            outputs: Tensor = self.head(torch.tanh(self.first(values)) @ self.first.weight)
+            return outputs
+
+    assert preflight(Around(), cross_entropy, synthetic(), SCHEDULE).engine.startswith("functional/1")
+
+
+def test_rows_that_few_units_touch_are_refused_without_noise_of_the_site() -> None:
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 2))
+    words = Units.of_records(torch.randint(0, 9, (8, 3)), torch.randint(0, 2, (8,)))
+    assert refused(ModelRefused, model, synthetic=words, local_noise=False).startswith("M7: 0 (Embedding)")
+    preflight(model, cross_entropy, words, SCHEDULE)
+
+
+def test_the_micro_batch_keeps_to_the_memory_that_it_may_use() -> None:
+    report = preflight(mlp(), cross_entropy, synthetic(), SCHEDULE)
+    assert report.micro_batch == MOST_UNITS
+    assert preflight(mlp(), cross_entropy, synthetic(), SCHEDULE, memory_bytes=2000).micro_batch in range(1, 8)
+    assert preflight(mlp(), cross_entropy, synthetic(), SCHEDULE, memory_bytes=1).micro_batch == 1
+
+
 def test_a_lazy_module_and_a_model_with_nothing_to_train_are_refused() -> None:
     assert refused(ModelRefused, nn.Sequential(nn.LazyLinear(2))).startswith("M6")
     assert refused(ModelRefused, mlp().requires_grad_(False)).startswith("M5")
@@ -133,7 +194,7 @@ def test_a_model_that_looks_across_the_batch_is_refused() -> None:
         def forward(self, values: Tensor) -> Tensor:
             return values - values.mean(0)
 
-    assert refused(BatchCoupled, mlp(Centred())).startswith("F3")
+    assert refused(BatchCoupled, mlp(Centred())).startswith("F3: 1 lets")
 
 
 def test_a_loss_that_looks_across_the_batch_is_refused() -> None:
@@ -144,7 +205,16 @@ def test_a_loss_that_looks_across_the_batch_is_refused() -> None:
 
     torch.manual_seed(1)
     uneven = Units.of_records(torch.randn(4, 3), torch.tensor([1, 0, 1, 0]))
-    assert refused(BatchCoupled, mlp(), loss=weighted_mean, synthetic=uneven).startswith("F3")
+    assert refused(BatchCoupled, mlp(), loss=weighted_mean, synthetic=uneven).startswith("F3: the loss")
+
+
+def test_a_survival_loss_over_everyone_at_risk_is_refused_and_discrete_time_is_named() -> None:
+    def cox(outputs: Tensor, targets: Tensor) -> Tensor:
+        return torch.logcumsumexp(outputs[:, 0], 0) - outputs[:, 0]
+
+    with pytest.raises(BatchCoupled) as caught:
+        preflight(mlp(), cox, synthetic(), SCHEDULE)
+    assert "discrete time" in caught.value.hint
 
 
 def test_a_model_that_does_not_fit_the_data_is_refused_without_a_trace() -> None:
