@@ -74,6 +74,11 @@ class BundleLog:
         """Return the first index that the container has."""
         return 0 if self._manifest is None else self._manifest.first
 
+    @property
+    def end(self) -> int:
+        """Return the index behind the last that the container has."""
+        return self.size if self._manifest is None else self._manifest.end
+
     def inside(self, index: int) -> proofs.Proof:
         """Return the path inside of the tile of an entry of the trail that isn't in the container's tiles."""
         n = index // HASHES_PER_TILE

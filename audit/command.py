@@ -28,6 +28,7 @@ tiles; without one, the home of this account.
                                          --dataset --job --since --until --out FILE.html|.pdf|.json
   verify      is the log whole, and whose; prints what is proved and what is not
                                          --trust FILE --against CHECKPOINT --complete
+                                         --peer LOG: another party's log, the links between both
   prove       one entry that proves itself             ENTRY --out FILE
   check       what such a file proves                  FILE --trust FILE --entry FILE
   export      a bundle (a zip, or a folder) that anybody checks with its own verify.py
@@ -116,6 +117,7 @@ def _parser() -> _Parser:
     show.add_argument("entry", metavar="ENTRY")
     verify.add_argument("--trust", type=Path)
     verify.add_argument("--against", action="append", type=Path, default=[])
+    verify.add_argument("--peer", action="append", type=Path, default=[], metavar="LOG")
     verify.add_argument("--complete", action="store_true")
     _add_exports(verbs.choices)
     verbs.choices["prune"].add_argument("--below", required=True, type=int, metavar="INDEX")

@@ -33,6 +33,11 @@ class Flaw:
     what: str
 
 
+def span(first: int, end: int) -> str:
+    """Return what names the entries from `first` up to `end`."""
+    return f"entry {first}" if end == first + 1 else f"entries {first} to {end - 1}"
+
+
 @dataclass(slots=True)
 class Verification:
     """What was found.

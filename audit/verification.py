@@ -11,7 +11,7 @@ from itertools import pairwise
 from audit import checkpoint
 from audit.canonical import Event
 from audit.errors import LogUnreadable, NoteRefused
-from audit.findings import Flaw, Verification
+from audit.findings import Flaw, Verification, span
 from audit.frame import hash_text
 from audit.note import VerifierKey
 from audit.quorum import judge
@@ -90,9 +90,7 @@ def _concluded(walk: Walk, newest_checkpoint: bytes, newest_cosigned: bytes, rea
     if signed is not None:
         _check_quorum(signed, kept, reader, result, pinned=bool(pinned))
         if signed.size < history.size:
-            result.notes.append(
-                Flaw("CFD-A45", f"entries {signed.size} to {history.size - 1}", "not yet in a signed checkpoint")
-            )
+            result.notes.append(Flaw("CFD-A45", span(signed.size, history.size), "not yet in a signed checkpoint"))
     extended = _check_against(walk, reader, keys) if not walk.stopped else []
     _settle_disputes(walk, signed)
     if reader.complete:
@@ -231,7 +229,7 @@ def _check_quorum(
         result.notes.append(Flaw("CFD-A45", "file checkpoint", said))
     elif result.cosigned < signed.size:
         what = f"signed, and not yet cosigned by a quorum of {result.quorum}"
-        result.notes.append(Flaw("CFD-A45", f"entries {result.cosigned} to {signed.size - 1}", what))
+        result.notes.append(Flaw("CFD-A45", span(result.cosigned, signed.size), what))
 
 
 def _check_against(walk: Walk, reader: Reader, keys: tuple[VerifierKey, ...]) -> list[str]:

@@ -17,6 +17,7 @@ from audit.events import AuditVerified, new_event_id
 from audit.export.bundle_check import BundleReader, check_files
 from audit.findings import EXIT_STATUS, Verdict, Verification
 from audit.openers import open_processes
+from audit.peers import check_peers
 from audit.read_record import admit, keep, may_record, reader, site_of, talk
 from audit.reading import FoundBundle, FoundLog
 from audit.verification import Reader
@@ -52,6 +53,7 @@ def verify(given: argparse.Namespace, log: FoundLog) -> int:
         own = {name: data for name, data in against.items() if _is_about(data, origin, newest=one == epochs[-1])}
         results.append((_with_progress(one, Reader(policy, pinned_by, own, given.complete)), reading.opening_of(one)))
     result = verification.joined(results)
+    check_peers(log, given.peer, given.trust, result)
     if result.size > 0 and result.root:
         _record_verification(log, result)
     return _shown(given, result)
@@ -65,8 +67,10 @@ def _verify_bundle(given: argparse.Namespace, found: FoundBundle) -> int:
         except NoteRefused:
             origin = ""
         policy, pinned_by = reading.find_policy(found, origin, given.trust)
-        wanted = BundleReader(policy, pinned_by, given.complete, _against(given.against))
-        return _shown(given, check_files(files, wanted))
+        result = check_files(files, BundleReader(policy, pinned_by, given.complete, _against(given.against)))
+    if not result.flaws:
+        check_peers(found, given.peer, given.trust, result)
+    return _shown(given, result)
 
 
 def _shown(given: argparse.Namespace, result: Verification) -> int:

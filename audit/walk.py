@@ -17,7 +17,7 @@ from audit import tiles
 from audit.canonical import Event
 from audit.entry import Entry, event_of
 from audit.errors import AuditError, EntryRefused
-from audit.findings import Flaw
+from audit.findings import Flaw, span
 from audit.frame import MAX_READ_BYTES, TRAIL_ACTIONS, hash_text, keyring_of, newest_origin, read_frame
 from audit.history import History
 from audit.keyring import Keyring
@@ -134,10 +134,10 @@ class Walk:
         if head is None:
             self.flaw("CFD-A02", "the head", "missing: nothing in the store says how long the log is")
         elif head.size < size:
-            self.flaw("CFD-A01", _span(head.size, size), "stored behind the end of the log")
+            self.flaw("CFD-A01", span(head.size, size), "stored behind the end of the log")
             size = head.size
         elif head.size > size:
-            self.flaw("CFD-A02", _span(size, head.size), "missing: written, and not stored")
+            self.flaw("CFD-A02", span(size, head.size), "missing: written, and not stored")
         next_projected = self.log.next_projected() if self.complete else 0
         self._begin_behind_the_pruned(size)
         for n, stored in self._opened_ahead(_tilewise(self.log.entries(self.begin, size))):
@@ -216,7 +216,7 @@ class Walk:
     def _pass_over(self, first: int) -> None:
         """Name whole tiles of entries of which nothing is stored."""
         if self.size < first:
-            self.flaw("CFD-A02", _span(self.size, first), "missing: removed, or moved elsewhere")
+            self.flaw("CFD-A02", span(self.size, first), "missing: removed, or moved elsewhere")
             self.broken = True
             self._lose(first - 1, None)
             if self._edge.size == 0:
@@ -351,8 +351,8 @@ class Walk:
         if action == "log.booted" and event.get("unclean"):
             self.notes.append(Flaw("CFD-A40", where, "unclean end before this entry, repaired at boot"))
         if action == "key.revoked" and "suspect_from" in event:
-            span = f"entries {event['suspect_from']} to {index}"
-            self.notes.append(Flaw("CFD-A43", span, "may be by a thief of the writer's key"))
+            suspect = f"entries {event['suspect_from']} to {index}"
+            self.notes.append(Flaw("CFD-A43", suspect, "may be by a thief of the writer's key"))
         if action == "audit.redacted" and hash_text(self._blank.get(event["index"], b"")) == event["leaf_hash"]:
             del self._blank[event["index"]]
             alone = "" if len(event["approval"]["by"]) > 1 else ", approved by one person alone"
@@ -361,7 +361,7 @@ class Walk:
         if pruning is not None:
             alone = "" if pruning.approvers > 1 else ", approved by one person alone"
             what = f"pruned, record {index}, archive {pruning.archive}{alone}"
-            self.notes.append(Flaw("CFD-A42", _span(0, pruning.below), what))
+            self.notes.append(Flaw("CFD-A42", span(0, pruning.below), what))
         if self.complete:
             self.rules.take(index, event)
 
@@ -418,7 +418,7 @@ class Walk:
         copies = {index: leaf_hash(leaf) for index, leaf in self.log.trail()}
         wrong = {index for index, hashed in self._trail.items() if copies.get(index) != hashed}
         if self._pruning is not None and self._trail.get(self._pruning.record) != copies.get(self._pruning.record):
-            self.flaw("CFD-A02", _span(0, self.begin), "missing, and no entry records that they were pruned")
+            self.flaw("CFD-A02", span(0, self.begin), "missing, and no entry records that they were pruned")
         if self._linked is None:  # else it may be the copy of an entry that was named already
             wrong |= copies.keys() - self._trail.keys()
         for index in sorted(wrong):
@@ -437,10 +437,6 @@ class Walk:
                 continue
             if row is None or (row.last_index, row.last_hash) != (index, hashed):
                 self.flaw("CFD-A14", f"writer {name}", f"its row isn't about its last entry, {index}")
-
-
-def _span(first: int, end: int) -> str:
-    return f"entry {first}" if end == first + 1 else f"entries {first} to {end - 1}"
 
 
 def _openable(stored: dict[int, StoredEntry]) -> dict[int, bytes]:

@@ -118,9 +118,12 @@ def errors_page() -> str:
 
 
 def main() -> None:
-    """Write each page."""
+    """Write each page, and the JSON Schema of the audit log's events."""
+    from audit.events.schema import SHIPPED, made_from_models
+
     PAGE.write_text(errors_page(), encoding="utf-8")
     EVENTS.write_text(events_page(), encoding="utf-8")
+    SHIPPED.write_bytes(made_from_models())
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from audit import canonical, checkpoint, note
+from audit import canonical, note
 from audit.command import main
 from audit.entry import write_leaf
 from audit.errors import AuditError, EntryRefused
@@ -18,7 +18,6 @@ from audit.key_files import read_key
 from audit.merkle import leaf_hash
 from audit.reading import find_log, read_rows
 from audit.recording import record
-from audit.tiles import Edge
 from tests.support.audit_logs import (
     DAEMON,
     FEDERATION,
@@ -33,7 +32,7 @@ from tests.support.audit_logs import (
     killed_home,
     leaves_of,
     no_home_of_the_machine,
-    rewrite,
+    resigned,
     set_leaf,
     verified,
 )
@@ -124,14 +123,6 @@ def test_a_leaf_has_one_writer_and_one_log(tmp_path: Path, forge: Forge, code: s
     assert (code, f"entry {last}") in [(flaw.code, flaw.where) for flaw in result.flaws]
     with pytest.raises(AuditError):
         list(read_rows(find_log(home)))
-
-
-def resigned(home: Path, leaves: list[bytes]) -> None:
-    """Make the log one of these leaves, its tree and its checkpoint too, as who holds the log's key could."""
-    rewrite(home, leaves)
-    tree = Edge().grow(list(map(leaf_hash, leaves))).edge
-    log_key = read_key(home / "audit" / "keys" / "log-1.key", ORIGIN)
-    (home / "audit" / "1" / "checkpoint").write_bytes(checkpoint.sign(ORIGIN, tree.size, tree.root(), log_key))
 
 
 @pytest.mark.parametrize("dropped", [2, 4, 7])

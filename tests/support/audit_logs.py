@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from audit import database, merkle, tiles
+from audit import checkpoint, database, key_files, merkle, tiles
 from audit.events import Actor, Budget, DataOpened, DataRetired, Dataset, LedgerHead, Purpose
 from audit.findings import Verification
 from audit.frame import read_frame
@@ -244,6 +244,15 @@ def rewrite(home: Path, leaves: list[bytes]) -> None:
     do("UPDATE cursor SET next_idx = min(next_idx, ?)", (len(leaves),))
     do("COMMIT")
     connection.close()
+
+
+def resigned(home: Path, leaves: list[bytes]) -> None:
+    """Make the log one of these leaves, its tree and its checkpoint too, as who holds the log's key could."""
+    rewrite(home, leaves)
+    tree = tiles.Edge().grow(list(map(merkle.leaf_hash, leaves))).edge
+    origin = opening_of(find_log(home))["origin"]
+    log_key = key_files.read_key(home / "audit" / "keys" / "log-1.key", origin)
+    (home / "audit" / "1" / "checkpoint").write_bytes(checkpoint.sign(origin, tree.size, tree.root(), log_key))
 
 
 def no_home_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
