@@ -20,7 +20,7 @@ from federation.contract import (
     NumberColumn,
     TextIdColumn,
 )
-from site_client.data.data_map import ColumnMap, CsvFormat, ParquetFormat, date_pattern
+from site_client.data.data_map import ColumnMap, CsvFormat, Format, date_pattern
 
 Value = float | int | bool | str | dt.date | None
 Decode = Callable[[Any], Value]
@@ -69,8 +69,8 @@ class BadCell(Exception):
         self.outside = outside
 
 
-def compile_column(column: Column, entry: ColumnMap, form: CsvFormat | ParquetFormat) -> Decode:
-    """Return the function from a cell of the file (text, or a typed value of Parquet) to the column's value.
+def compile_column(column: Column, entry: ColumnMap, form: Format) -> Decode:
+    """Return the function from a cell of the file (text, or a typed value) to the column's value.
 
     The function raises `BadCell`, and returns None for a missing value.
     """
@@ -81,7 +81,7 @@ def compile_column(column: Column, entry: ColumnMap, form: CsvFormat | ParquetFo
     marks = frozenset(("", *form.missing, *entry.missing))
     steps = _bounded(column, _with_recode(column, parse, entry))
     trim = isinstance(form, CsvFormat) and form.trim
-    typed = isinstance(form, ParquetFormat) and isinstance(column, NumberColumn | IntegerColumn) and not entry.recode
+    typed = not isinstance(form, CsvFormat) and isinstance(column, NumberColumn | IntegerColumn) and not entry.recode
 
     def decode(cell: Any) -> Value:
         if isinstance(cell, str):
@@ -98,7 +98,7 @@ def compile_column(column: Column, entry: ColumnMap, form: CsvFormat | ParquetFo
     return decode
 
 
-def _parser(column: Column, entry: ColumnMap, form: CsvFormat | ParquetFormat) -> Decode:
+def _parser(column: Column, entry: ColumnMap, form: Format) -> Decode:
     if isinstance(column, NumberColumn):
         return _number(form)
     if isinstance(column, IntegerColumn):
@@ -142,7 +142,7 @@ def _with_unit(parse: Decode, entry: ColumnMap) -> Decode:
 # --- one parser for each type ---------------------------------------------------------------------------------
 
 
-def _number_pattern(form: CsvFormat | ParquetFormat) -> tuple[re.Pattern[str], str, str]:
+def _number_pattern(form: Format) -> tuple[re.Pattern[str], str, str]:
     mark, thousands = (form.decimal_mark, form.thousands or "") if isinstance(form, CsvFormat) else (".", "")
     whole = r"[0-9]+" if not thousands else rf"(?:[0-9]{{1,3}}(?:{re.escape(thousands)}[0-9]{{3}})+|[0-9]+)"
     fraction = rf"(?:{re.escape(mark)}[0-9]*)?"
@@ -153,7 +153,7 @@ def _number_pattern(form: CsvFormat | ParquetFormat) -> tuple[re.Pattern[str], s
     )
 
 
-def _number(form: CsvFormat | ParquetFormat) -> Decode:
+def _number(form: Format) -> Decode:
     pattern, mark, thousands = _number_pattern(form)
 
     def parse(cell: Any) -> float:
@@ -173,7 +173,7 @@ def _number(form: CsvFormat | ParquetFormat) -> Decode:
     return parse
 
 
-def _integer(form: CsvFormat | ParquetFormat) -> Decode:
+def _integer(form: Format) -> Decode:
     number = _number(form)
     plain = re.compile(r"[+-]?[0-9]{1,15}\Z")
     points_undeclared = isinstance(form, CsvFormat) and form.decimal is None and form.thousands is None
@@ -197,7 +197,7 @@ def _whole(value: Any) -> int:
     return int(value)
 
 
-def _number_hint(cell: str, form: CsvFormat | ParquetFormat) -> str:
+def _number_hint(cell: str, form: Format) -> str:
     stripped = cell.strip()
     if stripped != cell and stripped:
         return "blanks around the value: declare `format.trim: true` in the map"

@@ -73,6 +73,16 @@ class ParquetFormat(Strict):
     missing: Annotated[tuple[Cell, ...], Field(max_length=64)] = ()
 
 
+class JsonLinesFormat(Strict):
+    """JSON lines; names and types are in the file, one object a line. `missing` lists marks in values of text."""
+
+    kind: Literal["jsonl"]
+    missing: Annotated[tuple[Cell, ...], Field(max_length=64)] = ()
+
+
+Format = CsvFormat | ParquetFormat | JsonLinesFormat
+
+
 class UnitConversion(Strict):
     """``contract value = source value × factor + offset``, both written out; `to` is the contract's unit."""
 
@@ -126,7 +136,7 @@ class DataMap(Strict):
     api_version: Literal["confide/v1"] = Field(alias="apiVersion")
     kind: Literal["DataMap"]
     contract: ContractName
-    format: Annotated[CsvFormat | ParquetFormat, Field(discriminator="kind")] = CsvFormat()
+    format: Annotated[Format, Field(discriminator="kind")] = CsvFormat()
     columns: dict[ColumnName, ColumnMap] = Field(default={})
     split: SplitMap = SplitMap()
 

@@ -22,9 +22,10 @@ from federation.errors import InvalidInput
 from site_client.data.cells import BadCell, compile_column
 from site_client.data.column_intake import ColumnIntake, KnownCell, ThousandsWatch
 from site_client.data.csv_reader import open_csv
-from site_client.data.data_map import CsvFormat, check_fits, meaning_digest
+from site_client.data.data_map import CsvFormat, JsonLinesFormat, check_fits, meaning_digest
 from site_client.data.definition import Definition, SplitByColumn, SplitByHash
 from site_client.data.encode import RowEncoder, label_text
+from site_client.data.json_lines_reader import open_json_lines
 from site_client.data.parquet_reader import open_parquet
 from site_client.data.report import (
     MAX_EXAMPLES,
@@ -104,6 +105,8 @@ def _open(part: Part, definition: Definition, needed: list[str], on_bytes: Any) 
     form = definition.data_map.format
     if isinstance(form, CsvFormat):
         return open_csv(part, form, needed, on_bytes)
+    if isinstance(form, JsonLinesFormat):
+        return open_json_lines(part, needed, on_bytes)
     return open_parquet(part, needed, on_bytes)
 
 
@@ -174,7 +177,6 @@ class _Reading:
         column = self._split_column()
         split_index = None if column is None else places[column]
         wide = len(table.columns)
-        typed = table.line_word == "row"  # Parquet hands out the needed columns alone; rows can't be ragged
         used = set(self.needed)
         for name in table.columns:
             if name not in used and printable(name) not in self.report.ignored_columns:
@@ -183,7 +185,7 @@ class _Reading:
         for line, row in table.rows:
             self.report.rows_read += 1
             place = f"{prefix}{line}"
-            if len(row) != wide and not typed:
+            if len(row) != wide and not table.typed:
                 self.problems.add(
                     "", f"rows that don't have {wide} values as the header", place, shown=f"{len(row)} values"
                 )

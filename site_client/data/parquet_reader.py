@@ -43,7 +43,9 @@ def open_parquet(part: Part, needed: Iterable[str], on_bytes: Callable[[int], No
                 raise missing_column(part, name, names)
             if names.count(name) > 1:
                 raise InvalidInput("CFD-D13", f"{part.name}: the column {printable(name)} occurs twice")
-        table = Table(part, [*wanted, *(name for name in names if name not in wanted)], iter(()), line_word="row")
+        table = Table(
+            part, [*wanted, *(name for name in names if name not in wanted)], iter(()), line_word="row", typed=True
+        )
         table.rows = _rows(file, wanted, part, on_bytes)
         yield table
         table.raw = raw

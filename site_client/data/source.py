@@ -2,7 +2,7 @@
 
 A path is one file, or a folder whose files of the declared kind are parts, taken in the order of their names; hidden
 and system files are left out. A file is judged by its first bytes, not by its name. What this version can't read
-(images, DICOM, workbooks, archives, JSON) is refused by content, in one sentence, with the way out.
+(images, DICOM, workbooks, archives) is refused by content, in one sentence, with the way out.
 """
 
 import hashlib
@@ -17,9 +17,13 @@ from typing import Any, Final, Literal, Protocol
 from federation.edge.documents import printable
 from federation.errors import InvalidInput
 
-SUPPORTED: Final = "this version reads CSV (one file or a folder) and Parquet (one file or a folder)"
-Kind = Literal["csv", "parquet"]
-_SUFFIXES: Final[dict[Kind, tuple[str, ...]]] = {"csv": (".csv", ".tsv", ".txt", ".data"), "parquet": (".parquet",)}
+SUPPORTED: Final = "this version reads CSV, Parquet and JSON lines, each as one file or a folder"
+Kind = Literal["csv", "parquet", "jsonl"]
+_SUFFIXES: Final[dict[Kind, tuple[str, ...]]] = {
+    "csv": (".csv", ".tsv", ".txt", ".data"),
+    "parquet": (".parquet",),
+    "jsonl": (".jsonl", ".ndjson", ".json"),
+}
 _SYSTEM_FILES: Final = frozenset({"thumbs.db", "desktop.ini", "_success", "_metadata", "_common_metadata"})
 # First bytes, what they are, and what to do. Order matters: the longer first.
 _CONTENT: Final = (
@@ -65,14 +69,16 @@ class RawFile:
 class Table:
     """An opened part: its column names, and its rows with the line (CSV) or row number (Parquet) each begins on.
 
-    `rows` is read once. A row shorter or longer than `columns` is the reader's caller's to refuse. After the last row
-    `raw` says what the bytes were, and `blank_lines` how many empty lines were passed over.
+    `rows` is read once. A `typed` table hands out the needed columns alone, as values and not as text. A row shorter or
+    longer than `columns` is the reader's caller's to refuse. After the last row `raw` says what the bytes were, and
+    `blank_lines` how many empty lines were passed over.
     """
 
     part: Part
     columns: list[str]
     rows: Iterator[tuple[int, list[Any]]]
     line_word: str = "line"
+    typed: bool = False
     raw: RawFile | None = None
     blank_lines: int = 0
 
@@ -146,6 +152,8 @@ def _refuse_foreign_content(part: Part, kind: Kind) -> None:
     if not start:
         raise InvalidInput("CFD-D10", f"{part.name}: the file is empty (0 bytes)", hint="check the export")
     found = _content(start, part.path.suffix.casefold())
+    if kind == "jsonl" and found is not None and found[0] == "JSON":
+        return
     if found is None and kind == "parquet" and not start.startswith(b"PAR1"):
         found = ("no Parquet file", "declare `format: {kind: csv}` in the map if it is text")
     if found is None or (kind == "parquet" and start.startswith(b"PAR1")):
@@ -162,7 +170,7 @@ def _content(start: bytes, suffix: str) -> tuple[str, str] | None:
         if start.startswith(magic):
             return what, way_out
     if suffix in (".json", ".jsonl", ".ndjson") or (start.lstrip()[:1] == b"{" and b'":' in start):
-        return "JSON", "convert it to CSV or Parquet; JSON lines are not supported yet"
+        return "JSON", "declare `format: {kind: jsonl}` in the map if each line is one object"
     return None
 
 
