@@ -39,8 +39,6 @@ NOT_YET = {
     "key.added": "changing the keys of a running log",
     "key.revoked": "changing the keys of a running log",
     "user.logout": "sessions of a console; the API has a token for each request",
-    "budget.policy_changed": "raising or replacing a data set's budget",
-    "budget.recovered": "recovering a lost ledger",
     "round.roster": "secure sums",
     "sum.consented": "secure sums",
     "sum.phase": "secure sums",

@@ -289,11 +289,21 @@ class LedgerMisused(PrivacyError):
     cure = "see `confide site data list` for the names"
 
 
+class SecondPersonNeeded(PrivacyError):
+    """Who asked for a change of a promise confirms it himself."""
+
+    code = "CFD-B26"
+    cause = "DP_SECOND_PERSON"
+    exit_status = 4
+    reason = "a change of a privacy budget takes two people"
+    cure = "another account confirms it: `confide site approvals approve REQUEST`"
+
+
 CLASSES: Final[tuple[type[PrivacyError], ...]] = (
     UnitInvalid, DeltaInvalid, EpsilonInvalid, ScheduleInvalid, UnitsUndeclared, ModelRefused, DryRunFailed,
     LossShapeWrong, BatchCoupled, BuffersMoved, EngineWrong, ClipExceeded, ReductionWrong, NoiseWrong, StateChanged,
     NoiseSourceFailed, BudgetRefused, AtomExhausted, LeaseRefused, LedgerBroken, LedgerBehind, LedgerForked,
-    LedgerUnavailable, Unbounded, LedgerMisused,
+    LedgerUnavailable, Unbounded, LedgerMisused, SecondPersonNeeded,
 )  # fmt: skip
 
 ROWS: Final[tuple[tuple[str, int, str, str], ...]] = tuple(

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from federation.edge.tables import print_record, print_rows
-from site_client.command_line import Parser, open_home, reading_store, wants_help
+from site_client.command_line import Parser, open_home, open_ledger_of, reading_store, wants_help
 
 if TYPE_CHECKING:
     from site_client.store import Store
@@ -21,7 +21,8 @@ HELP: Final = """confide site approvals: jobs that wait for a person of this sit
   confide site approvals deny ID --reason TEXT
 
 --all: also what was decided. --diff: what is new against the newest accepted job of the same name.
-approve and deny need the running daemon; the reason stays at this site, the audit log holds a commitment to it.
+approve and deny of a job need the running daemon; the reason stays at this site, the audit log holds a commitment to
+it. An ID that begins with r- is a change of a privacy budget; another account than the asking one confirms it.
 
 Example:
   confide site approvals approve 5c1f09a2b7d3 --reason "ethics board, protocol 2026-14"
@@ -47,6 +48,7 @@ def list_(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     with reading_store(open_home(options.home)) as store:
         rows = [_row(item) for item in store.approvals(state=None if options.all else "waiting")]
+        rows += _budget_rows(options.home)
     columns = ["id", "job", "rule", "state", "filed", "expires"]
     print_rows(rows, columns, schema="confide/site-approvals/v1", form=options.format)
     return 0
@@ -90,13 +92,56 @@ def deny(arguments: list[str]) -> int:
 def _decide(arguments: list[str], verb: Literal["approve", "deny"]) -> int:
     parser = Parser(f"approvals {verb}", HELP)
     parser.add_argument("id", metavar="ID")
-    parser.add_argument("--reason", required=True, metavar="TEXT")
+    parser.add_argument("--reason", metavar="TEXT")
     options = parser.parse_args(arguments)
+    if options.id.startswith("r-"):
+        return _decide_budget(options, verb)
+    if options.reason is None:
+        parser.error("a decision about a job needs --reason TEXT")
     from site_client.control import Request, ask
 
     found = ask(open_home(options.home).path, Request(verb=verb, subject=options.id, reason=options.reason))
     print_record(found, schema="confide/site-decision/v1", form=options.format)
     return 4 if verb == "approve" and found["decision"] == "refused" else 0
+
+
+def _decide_budget(options: Any, verb: str) -> int:
+    """Confirm, or forget, a change of a budget that another person asked for."""
+    from federation.edge.clock import SystemClock
+    from site_client.budget_changes import changes_of, described
+
+    home, store = open_home(options.home), open_ledger_of(options.home)
+    try:
+        changes = changes_of(home.path, store, SystemClock())
+        if verb == "approve":
+            change = changes.confirm(options.id)
+            decided, lines = change.request, change.lines
+        else:
+            decided, lines = changes.deny(options.id), ("nothing changed",)
+    finally:
+        store.close()
+    record = {"request": decided.id, "decision": verb, "asked": described(decided), "done": "; ".join(lines)}
+    print_record(record, schema="confide/site-decision/v1", form=options.format)
+    return 0
+
+
+def _budget_rows(home: str | None) -> list[dict[str, Any]]:
+    from audit.requests import EXPIRES_US
+    from federation.edge.clock import SystemClock
+    from site_client.budget_changes import described, requests_of
+
+    now_us = int(SystemClock().now().timestamp() * 1_000_000)
+    return [
+        {
+            "id": one.id,
+            "job": described(one),
+            "rule": "two people",
+            "state": "waiting",
+            "filed": _time(one.proposed_us),
+            "expires": _time(one.proposed_us + EXPIRES_US),
+        }
+        for one in requests_of(open_home(home).path).waiting(now_us)
+    ]
 
 
 def _row(found: "Approval") -> dict[str, Any]:

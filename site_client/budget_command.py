@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from federation.edge.clock import Clock
     from privacy.accounting.statement import DataSetFigures
-    from site_client.budget.store import BudgetStore
 
 HELP: Final = """confide site budget: the privacy budget of a data set
 
@@ -20,6 +19,22 @@ HELP: Final = """confide site budget: the privacy budget of a data set
 
   confide site budget settle JOB --reason TEXT
       end a job's reservation by hand and give back what was never leased; what was leased stays spent
+
+  confide site budget raise NAME --epsilon E [--delta D] [--epsilon-per-job E] [--foreign-delta D]
+                                 [--trust local|secagg-C]
+      replace the promise by another one; what was spent carries over. --foreign-delta: what of delta is set aside for
+      releases made elsewhere. --trust secagg-C: hold against the coordinator and up to C sites together, not everyone
+
+  confide site budget foreign NAME --epsilon E --delta D --what TEXT [--held-out]
+      count a release that was made without this ledger, such as a table published last year
+
+  confide site budget recover --means replayed|charged|retired --reason TEXT
+                              [--rounds JOB=N,JOB=N] [--retire NAME]
+      after DP_LEDGER_BEHIND or DP_LEDGER_FORK: charge again what the audit log recorded; or the rounds that the
+      coordinator's log names; or retire the data (all of this site's, or NAME's)
+
+raise, foreign and recover take two people: another account confirms with `confide site approvals approve ID` within 14
+days. A home whose configuration says `audit: {two_people: false}` needs one, and every statement says so.
 
 Example:
   confide site budget show heart --statement
@@ -48,10 +63,11 @@ def show(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     from federation.edge.clock import SystemClock
     from site_client.budget.report import figures_as_json, statement, table
+    from site_client.command_line import open_ledger_of
 
-    store = _open(options.home)
+    store = open_ledger_of(options.home)
     try:
-        figures = store.show(options.name)
+        figures, problem = store.show(options.name), store.problem
     finally:
         store.close()
     lines = statement(figures, exact_of(figures, SystemClock())) if options.statement else table(figures)
@@ -59,10 +75,13 @@ def show(arguments: list[str]) -> int:
         document: dict[str, Any] = figures_as_json(figures)
         if options.statement:
             document["statement"] = lines
+        document["problem"] = None if problem is None else {"code": problem.code, "text": problem.message}
         print(json.dumps(document, indent=2, ensure_ascii=False))
     else:
         print("\n".join(lines))
-    return 0
+    if problem is not None:
+        print(f"error {problem.code}: {problem.message}\nhint: {problem.hint}", file=sys.stderr)
+    return 0 if problem is None else 1
 
 
 def exact_of(figures: "DataSetFigures", clock: "Clock") -> dict[str, float]:
@@ -97,7 +116,9 @@ def settle(arguments: list[str]) -> int:
     from site_client.settlement import settle_by_hand
 
     audit = resolve_home("site", options.home) / "audit"
-    store = _open(options.home)
+    from site_client.command_line import open_ledger_of
+
+    store = open_ledger_of(options.home)
     try:
         done = settle_by_hand(audit, store, options.job, reason=options.reason, clock=SystemClock())
     finally:
@@ -114,16 +135,71 @@ def settle(arguments: list[str]) -> int:
     return 0
 
 
-def _open(home: str | None) -> "BudgetStore":
+def raise_(arguments: list[str]) -> int:
+    """Ask for another promise."""
+    parser = argparse.ArgumentParser("confide site budget raise", description="Replace a data set's promise.")
+    parser.add_argument("data_set", metavar="NAME")
+    parser.add_argument("--epsilon", required=True)
+    parser.add_argument("--delta")
+    parser.add_argument("--epsilon-per-job")
+    parser.add_argument("--foreign-delta")
+    parser.add_argument("--trust")
+    return _ask("raise", parser, arguments)
+
+
+def foreign(arguments: list[str]) -> int:
+    """Ask that a release made elsewhere be counted."""
+    parser = argparse.ArgumentParser("confide site budget foreign", description="Count a release made elsewhere.")
+    parser.add_argument("data_set", metavar="NAME")
+    parser.add_argument("--epsilon", required=True)
+    parser.add_argument("--delta", required=True, help="0 for a release known by its epsilon alone")
+    parser.add_argument("--what", required=True, help="what was released, kept in the ledger")
+    parser.add_argument("--held-out", dest="use", action="store_const", const="evaluate", help="of held-out units")
+    return _ask("foreign", parser, arguments)
+
+
+def recover(arguments: list[str]) -> int:
+    """Ask that a restored ledger be made good."""
+    parser = argparse.ArgumentParser("confide site budget recover", description="Make a restored ledger good.")
+    parser.add_argument("--means", required=True, choices=("replayed", "charged", "retired"))
+    parser.add_argument("--reason", required=True, help="kept in the ledger")
+    parser.add_argument("--rounds", metavar="JOB=N,…", help="rounds that the coordinator's log names")
+    parser.add_argument("--retire", metavar="NAME", help="also, or only, retire the data of this data set")
+    return _ask("recover", parser, arguments)
+
+
+def _ask(verb: str, parser: argparse.ArgumentParser, arguments: list[str]) -> int:
+    parser.add_argument("--format", choices=("table", "json"), default="table")
+    parser.add_argument("--home", metavar="DIR", default=None)
+    options = vars(parser.parse_args(arguments))
+    home, form = options.pop("home"), options.pop("format")
     from federation.edge.clock import SystemClock
     from federation.edge.configuration import resolve_home
-    from privacy.errors import LedgerMisused
-    from site_client.budget.store import BudgetStore
+    from site_client.budget_changes import changes_of, described
+    from site_client.command_line import open_ledger_of
 
-    place = resolve_home("site", home) / "ledger.db"
-    if not place.exists():
-        raise LedgerMisused("this site has no privacy ledger yet", hint="add a data set with `confide site data add`")
-    return BudgetStore.open(place, clock=SystemClock(), actor="operator")
+    store = open_ledger_of(home)
+    try:
+        given = {name: value for name, value in options.items() if value is not None}
+        change = changes_of(resolve_home("site", home), store, SystemClock()).ask(verb, given)
+    finally:
+        store.close()
+    if form == "json":
+        document = {"schema": "confide/budget-change/v1", "request": change.request.id, "done": change.done}
+        print(json.dumps({**document, "lines": list(change.lines)}, indent=2, ensure_ascii=False))
+    elif change.done:
+        print("\n".join(change.lines))
+        print("note: two_people is false in this home: one person alone changed the promise", file=sys.stderr)
+    else:
+        print(f"request {change.request.id} waits: {described(change.request)}")
+        print(f"another person confirms it within 14 days: confide site approvals approve {change.request.id}")
+    return 0
 
 
-VERBS: Final[dict[str, Callable[[list[str]], int]]] = {"show": show, "settle": settle}
+VERBS: Final[dict[str, Callable[[list[str]], int]]] = {
+    "show": show,
+    "settle": settle,
+    "raise": raise_,
+    "foreign": foreign,
+    "recover": recover,
+}

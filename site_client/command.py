@@ -20,7 +20,7 @@ HELP: Final = """confide site: one institution's side of the federation
   data add|list|show|verify|retire    the data sets that may be trained on
   policy show|test|history            what may run here
   approvals list|show|approve|deny    jobs that wait for a person
-  budget show|settle                  what each data set's privacy budget has gone into
+  budget show|settle|raise|foreign|recover   what each data set's privacy budget has gone into, and its changes
 
 All take --home DIR (default: CONFIDE_HOME, else the XDG place). More: confide site VERB --help
 

@@ -10,6 +10,7 @@ from federation.errors import ConfigurationWrong, InvalidInput
 
 if TYPE_CHECKING:
     from federation.edge.homes import SiteHome
+    from site_client.budget.store import BudgetStore
     from site_client.store import Store
 
 
@@ -51,6 +52,27 @@ def open_home(flag: str | None) -> "SiteHome":
             "CFD-E22", f"{home.path} is no site's home yet", hint="run `confide site enrol` first, or give --home DIR"
         )
     return home
+
+
+def open_ledger_of(home: str | None) -> "BudgetStore":
+    """Return the ledger of a home, held to what its audit log has seen of it.
+
+    Raises:
+        LedgerMisused: There is no ledger yet.
+    """
+    from federation.edge.clock import SystemClock
+    from federation.edge.configuration import resolve_home
+    from privacy.errors import LedgerMisused
+    from site_client.budget.store import BudgetStore
+    from site_client.budget.witnessed import recorded_in
+
+    folder = resolve_home("site", home)
+    place = folder / "ledger.db"
+    if not place.exists():
+        raise LedgerMisused("this site has no privacy ledger yet", hint="add a data set with `confide site data add`")
+    store = BudgetStore.open(place, clock=SystemClock(), actor="operator")
+    store.hold_to(lambda: recorded_in(folder))
+    return store
 
 
 @contextmanager

@@ -124,6 +124,9 @@ class Daemon:
         try:
             if self._site.ledger.lose_open_leases():
                 self._log.warning("leases.lost", reason="restart")
+            if (problem := self._site.ledger_problem) is not None:
+                # Nothing is admitted until two people recovered the ledger; the daemon goes on answering so.
+                self._log.error("ledger.blocked", code=problem.code, reason=problem.message)
             self._site.reload_policy()
             self._book.recover()
             self._timers.after(TICK_S, Tick())

@@ -34,6 +34,7 @@ from federation.messages import DatasetNotice
 from federation.policy import Policy
 from privacy.accounting.convert import nano
 from site_client.budget.store import BudgetStore
+from site_client.budget.witnessed import recorded_in
 from site_client.charter_store import CharterStore
 from site_client.configuration import SiteConfiguration
 from site_client.data.registry import Registry
@@ -111,6 +112,7 @@ class OpenSite:
             self.registry: Final = Registry(engine)
             self.ledger: Final = BudgetStore.open(home.ledger, clock=clock, actor="service")
             self._exit.callback(self.ledger.close)
+            self.ledger_problem: Final = self.ledger.hold_to(lambda: recorded_in(home.path))
             self.blobs: Final = BlobStore(home.blobs)
             if process == "daemon":
                 record_settings(home.path, self.configuration, append=log.append, new_id=log.new_id)

@@ -7,7 +7,7 @@ transaction first folds what others have appended since.
 
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from sqlalchemy import Connection, Engine
 
 from federation.edge.clock import Clock, rfc3339
 from privacy.accounting import commands, ledger
-from privacy.accounting.convert import nano
 from privacy.accounting.entries import Entry, Head, Use
 from privacy.accounting.events import Event
 from privacy.accounting.releases import newest_version
@@ -24,17 +23,18 @@ from privacy.accounting.state import Reservation, State
 from privacy.accounting.statement import (
     DataSetFigures,
     JobFigures,
-    PolicyFigures,
     data_set_figures,
     job_epsilon,
     job_figures,
-    policy_figures,
 )
 from privacy.errors import LedgerBehind, LedgerForked, LedgerMisused, PrivacyError
 from site_client.budget.bundle import all_or_refusal
 from site_client.budget.database import look, open_ledger, transact
 from site_client.budget.migrations import upgrade
+from site_client.budget.parts import data_set_part, job_part
+from site_client.budget.registration import registration
 from site_client.budget.rows import append, catch_up, find_lease, hash_at, load
+from site_client.budget.witnessed import Recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,8 @@ class BudgetStore:
         self._state = State()
         self._holder = secrets.token_hex(8)
         self._unsure: dict[str, commands.TakeLease] = {}
+        self._look: Callable[[], Recorded] = Recorded
+        self._problem: PrivacyError | None = None
 
     @classmethod
     def open(cls, place: Path | str, *, clock: Clock, actor: str = "site") -> "BudgetStore":
@@ -113,6 +115,13 @@ class BudgetStore:
         """Return the hash of the entry at `seq`, or None if there is none."""
         return look(self._engine, lambda connection: hash_at(connection, seq))
 
+    @property
+    def problem(self) -> PrivacyError | None:
+        """Return how this ledger contradicts what was seen of it, None where it doesn't."""
+        if self._problem is not None:
+            self._problem = self._contradiction()
+        return self._problem
+
     def check_witnessed(self, witnessed: Head) -> None:
         """Refuse to go on with a ledger that is older than, or differs from, what others have seen of it (R8).
 
@@ -124,6 +133,31 @@ class BudgetStore:
             raise LedgerBehind(f"the privacy ledger ends at entry {self.head().seq}, others have seen {witnessed.seq}")
         if witnessed.seq >= 0 and self.entry_hash(witnessed.seq) != witnessed.hash:
             raise LedgerForked(f"entry {witnessed.seq} of the privacy ledger isn't the one that others have seen")
+
+    def hold_to(self, look: Callable[[], Recorded]) -> PrivacyError | None:
+        """Admit no job, step or release while this ledger contradicts what `look` says that others have seen of it.
+
+        Returns what is wrong now, None where nothing is. While something is, every admission looks again, so that
+        what a recovery mended is admitted at once.
+        """
+        self._look = look
+        self._problem = self._contradiction()
+        return self._problem
+
+    def _contradiction(self) -> PrivacyError | None:
+        recorded = self._look()
+        try:
+            if recorded.lost and self.head().seq >= 0:
+                raise LedgerBehind("this site's audit log lost entries that say what the privacy ledger must hold")
+            if recorded.head is not None:
+                self.check_witnessed(recorded.head)
+        except (LedgerBehind, LedgerForked) as problem:
+            return problem
+        return None
+
+    def _check_seen(self) -> None:
+        if (problem := self.problem) is not None:
+            raise problem
 
     # -- setting up ----------------------------------------------------------------------------------------------
 
@@ -157,58 +191,25 @@ class BudgetStore:
         Raises:
             LedgerMisused: The name is taken, or `same_people_as` is unknown.
         """
-        state = self.refresh()
-        if name in state.versions:
-            raise LedgerMisused(f"data set {name} is already in the privacy ledger")
-        asked: list[commands.Command] = []
-        train: tuple[str, ...]
-        evaluate: tuple[str, ...]
-        if same_people_as is None:
-            population = name
-            train, evaluate = (f"{name}/train-1",), (f"{name}/held-out-1",)
-            asked.append(commands.AddPopulation(population=population, entity_column=entity_column))
-            asked.append(
-                commands.AddAtom(atom=train[0], population=population, use="train", rule="keyed hash of the unit's id")
-            )
-            if held_out and not held_out_public:
-                asked.append(
-                    commands.AddAtom(
-                        atom=evaluate[0], population=population, use="evaluate", rule="keyed hash of the unit's id"
-                    )
-                )
-        else:
-            shared = newest_version(state, same_people_as)
-            population, train, evaluate = shared.population, shared.train, shared.evaluate
-            if state.populations[population].entity_column != entity_column:
-                raise LedgerMisused(f"{name} and {same_people_as} don't share an entity column, so not people either")
-        if held_out_public or not held_out:
-            evaluate = ()
-        asked.append(
-            commands.AddPolicy(
-                policy=f"{name}-p1",
-                population=population,
+        self._run(
+            registration(
+                self.refresh(),
+                name,
+                version=version,
+                contract=contract,
                 unit=unit,
                 epsilon=epsilon,
                 delta=delta,
-                epsilon_per_job=epsilon_per_job,
-                cap_rows=cap_rows,
-                approved_by=(declared_by,),
-            )
-        )
-        asked.append(
-            commands.AddVersion(
-                data_set=name,
-                version=version,
-                contract=contract,
-                population=population,
-                train=train,
-                evaluate=evaluate,
-                held_out_public=held_out_public,
                 units_declared=units_declared,
                 declared_by=declared_by,
+                entity_column=entity_column,
+                held_out=held_out,
+                held_out_public=held_out_public,
+                epsilon_per_job=epsilon_per_job,
+                cap_rows=cap_rows,
+                same_people_as=same_people_as,
             )
         )
-        self._run(asked)
 
     def add_dataset_version(self, name: str, *, version: str, units_declared: int, declared_by: str) -> None:
         """Record a new content of a data set. It stays in the atoms it had, so the budget stays what it was."""
@@ -268,6 +269,8 @@ class BudgetStore:
     ) -> PrivacyError | None:
         """Return why a job of these schedules would be refused now, or None; nothing is held or recorded."""
         state = self.refresh()
+        if (problem := self.problem) is not None:
+            return problem
         asked: list[commands.Command] = [_reserve_training("preview", "0" * 64, data_set, schedule)]
         try:
             if evaluations is not None:
@@ -348,6 +351,18 @@ class BudgetStore:
         written = self._run([command])
         return written[0] if written else None
 
+    def add_foreign(self, command: commands.AddForeign) -> None:
+        """Count a release made elsewhere; the same id again counts nothing.
+
+        Raises:
+            BudgetRefused, DeltaInvalid: The promise doesn't hold with it; it must be raised first.
+        """
+        self._run([command])
+
+    def recover(self, command: commands.Recover) -> None:
+        """Make a restored ledger good: what happened is charged, open reservations end, atoms are retired."""
+        self._run([command])
+
     def mark_unbounded(self, data_set: str, *, reason: str, job: str | None = None, use: Use = "train") -> None:
         """Record that from now on no bound holds for the units of a data set (mechanism none, exact release)."""
         self._run([commands.MarkUnbounded(data_set=data_set, use=use, reason=reason, job=job)])
@@ -391,24 +406,16 @@ class BudgetStore:
             use: Training or evaluation.
             whole: ε and steps of all that is reserved, instead of what is charged so far.
         """
-        reservation = self._reservation(job, use)
-        steps = reservation.leased + reservation.remaining if whole else reservation.leased
-        version = newest_version(self._state, reservation.body.data_set)
-        policy = self._state.active_policies(version.population)[0]
-        figures: PolicyFigures = policy_figures(self._state, policy, reservation.body.atoms, use)
-        return {
-            "population": version.population,
-            "policy": policy.body.policy,
-            "trust": policy.body.trust,
-            "unit": policy.body.unit,
-            "eps_nano": nano(job_epsilon(reservation, steps)),
-            "delta_e15": round(reservation.body.delta * 1e15),
-            "steps": steps,
-            "lost_steps": reservation.lost,
-            "total_eps_nano": nano(figures.epsilon_spent),
-            "left_eps_nano": nano(figures.epsilon_left),
-            "head": {"seq": self._state.head.seq, "hash": f"sha256:{self._state.head.hash}"},
-        }
+        return job_part(self._state, self._reservation(job, use), use, whole=whole)
+
+    def data_set_part(self, name: str, policy: str | None = None) -> dict[str, object]:
+        """Return the `budget` part of an audit event about a data set: what was promised, spent, and is left.
+
+        Args:
+            name: The data set.
+            policy: Whose figures; by default those of the first policy in force.
+        """
+        return data_set_part(self.show(name), policy)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -445,6 +452,8 @@ class BudgetStore:
         If one command is refused, those before it in the same call are undone and only the refusal is kept.
         """
         time = rfc3339(self._clock.now())
+        if not all(isinstance(command, _ENDING) for command in asked):
+            self._check_seen()
 
         def work(connection: Connection) -> ledger.Step:
             start = catch_up(connection, self._state)
@@ -458,6 +467,10 @@ class BudgetStore:
         if outcome.refusal is not None:
             raise outcome.refusal
         return outcome.entries
+
+
+_ENDING = (commands.EndLease, commands.SettleJob, commands.MarkUnbounded, commands.Recover)
+"""What may be written while the ledger contradicts what was seen of it: ends, never beginnings."""
 
 
 def _reserve_training(job: str, digest: str, data_set: str, schedule: Schedule) -> commands.Reserve:

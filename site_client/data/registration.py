@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any, Final, Literal, Self, cast
+from typing import Any, Final, Literal, Self
 
 from audit import events
 from audit.private import PrivateStore
@@ -22,10 +22,10 @@ from federation.contract import DataContract
 from federation.edge.clock import Clock
 from federation.edge.files import make_folder, read_secret, write_whole
 from federation.errors import CheckFailed, ConfideError, ConfigurationWrong, InvalidInput
-from privacy.accounting.convert import nano
 from privacy.accounting.events import Gaussian
 from privacy.errors import PrivacyError
 from site_client.budget.store import BudgetStore
+from site_client.budget.witnessed import recorded_in
 from site_client.data import opt_out
 from site_client.data.data_map import DataMap
 from site_client.data.definition import Definition, Split, SplitByColumn, SplitByHash
@@ -431,6 +431,7 @@ class _OpenLedger:
 
     def __init__(self, home: Path, clock: Clock) -> None:
         self._store = BudgetStore.open(home / "ledger.db", clock=clock, actor="operator")
+        self._store.hold_to(lambda: recorded_in(home))
 
     def __enter__(self) -> BudgetStore:
         return self._store
@@ -511,17 +512,7 @@ def _dataset(name: str, version: str) -> events.Dataset:
 
 def _budget_part(store: BudgetStore, name: str, data_set: DataSet | None) -> events.Budget:
     """Return the budget of a data set as the log writes it: what was promised, and what is spent and left."""
-    figures = store.show(name)
-    policy = next(item for item in figures.policies if item.policy == f"{name}-p1")
-    head = store.head()
-    return events.Budget(
-        population=figures.population,
-        policy=policy.policy,
-        trust=policy.trust,
-        unit=cast("Literal['record', 'entity', 'site']", policy.unit),
-        eps_nano=nano(policy.epsilon if data_set is not None else policy.epsilon_spent),
-        delta_e15=round(policy.delta * 1e15),
-        total_eps_nano=nano(policy.epsilon_spent),
-        left_eps_nano=nano(policy.epsilon_left),
-        head=events.LedgerHead(seq=head.seq, hash=f"sha256:{head.hash}"),
-    )
+    part = store.data_set_part(name)
+    if data_set is None:
+        part["eps_nano"] = part["total_eps_nano"]
+    return events.Budget.model_validate(part)

@@ -473,7 +473,7 @@ def test_only_verbs_that_exist_are_offered(tmp_path: Path, capsys: pytest.Captur
     assert budget_command.main([]) == 0
     helped = capsys.readouterr().out
     assert all(f"budget {verb} " in helped for verb in budget_command.VERBS)
-    assert budget_command.main(["raise"]) == 2
+    assert budget_command.main(["refill"]) == 2
     with pytest.raises(LedgerMisused):
         budget_command.main(["show", "heart", "--home", str(tmp_path)])
 
