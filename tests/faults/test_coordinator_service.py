@@ -75,7 +75,7 @@ def test_a_job_runs_to_its_end_and_every_step_is_recorded(house: House, join: Jo
     assert [found.survivors for found in shown.rounds_done] == [SITES] * 3
     assert shown.metrics == {"accuracy": 1.0, "auc": 1.0, "loss": 1.5 / 21}
     assert [found.epsilon for found in shown.sites] == [2.0] * 3
-    assert all(site.controls() == ["complete"] for site in sites) or until(lambda: all(s.controls() for s in sites))
+    until(lambda: all(site.controls() == ["complete"] for site in sites), what="the end at every site")
     names = [event.name for event in service.events(job)]
     assert names.count("round.done") == 3
     assert names[0] == "job.submitted"
