@@ -17,12 +17,12 @@ from federation.plan_fields import (
     MlpModel,
     MultiKrum,
     Plan,
+    TransformerModel,
 )
 
 MAX_STEPS: Final = 100_000_000
 MAX_PARAMETERS_PER_LAYER: Final = 2**31
-MODEL_KINDS: Final = ("logistic", "mlp")
-LATER_MODEL_KINDS: Final = ("cnn", "resnet18", "transformer")
+MODEL_KINDS: Final = ("logistic", "mlp", "cnn", "resnet18", "transformer")
 ROBUST: Final = ("Krum", "MultiKrum", "Bulyan", "FedMedian", "FedTrimmedAvg")
 STRATEGIES: Final = ("FedAvg", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad", *ROBUST)
 _OTHERS_NOISE: Final = (
@@ -39,10 +39,10 @@ _REFUSED_STRATEGIES: Final[Mapping[str, str]] = {
     "DPFedAvgFixed": _OTHERS_NOISE,
     "DPFedAvgAdaptive": _OTHERS_NOISE,
     "LocalDpMod": _OTHERS_NOISE,
-    "FedProx": "its term in the local loss has no noise under privacy; use FedAvg with fewer local steps",
+    "FedProx": "its term in the local loss has no noise under privacy; use FedAvg and training.optimizer.proximal",
     "QFedAvg": "it needs each site's own loss and update",
-    "FedXgbBagging": "trees are not averaged; models are logistic or mlp",
-    "FedXgbCyclic": "trees are not averaged; models are logistic or mlp",
+    "FedXgbBagging": "trees are not averaged",
+    "FedXgbCyclic": "trees are not averaged",
 }
 
 
@@ -73,11 +73,7 @@ def refused_names(document: Mapping[str, Any]) -> Iterator[Problem]:
     model = document.get("model")
     kind = model.get("kind") if isinstance(model, dict) else None
     if isinstance(kind, str) and kind not in MODEL_KINDS:
-        known = ", ".join(MODEL_KINDS)
-        if kind in LATER_MODEL_KINDS:
-            yield Problem("model.kind", "CFD-P07", f"{kind} is not in this version, which has {known}")
-        else:
-            yield Problem("model.kind", "CFD-P03", f"unknown kind {kind[:40]!r}; this version has {known}")
+        yield Problem("model.kind", "CFD-P03", f"unknown kind {kind[:40]!r}; this version has {', '.join(MODEL_KINDS)}")
     server = document.get("server")
     strategy = server.get("strategy") if isinstance(server, dict) else None
     if isinstance(strategy, str) and strategy not in STRATEGIES:
@@ -288,6 +284,20 @@ def _size(plan: Plan) -> Iterator[Problem]:
             "rounds",
             "CFD-P04",
             f"rounds {plan.rounds} * local_steps {plan.training.local_steps} = {plan.steps} steps, at most {MAX_STEPS}",
+        )
+    if plan.training.optimizer.momentum and plan.training.optimizer.name != "sgd":
+        yield Problem(
+            "training.optimizer.momentum",
+            "CFD-P04",
+            f"{plan.training.optimizer.name} has moments of its own",
+            "leave momentum out, or name: sgd",
+        )
+    if isinstance(plan.model, TransformerModel) and plan.model.dim % plan.model.heads:
+        yield Problem(
+            "model.heads",
+            "CFD-P04",
+            f"dim {plan.model.dim} is no multiple of heads {plan.model.heads}",
+            f"model.dim: {plan.model.heads * -(-plan.model.dim // plan.model.heads)}",
         )
     if isinstance(plan.model, MlpModel):
         for left, right in zip(plan.model.hidden, plan.model.hidden[1:], strict=False):

@@ -92,16 +92,56 @@ class MlpModel(Section):
     activation: Literal["relu", "tanh"] = "relu"
 
 
-ModelSpec = Annotated[LogisticModel | MlpModel, Field(discriminator="kind")]
+class _ImageModel(Section):
+    """A model of images; a row of the data holds channels · height · width numbers, in this order."""
+
+    channels: Annotated[int, Field(ge=1, le=64, description="colours of an image")] = 1
+    height: Annotated[int, Field(ge=14, le=1024, description="rows of pixels")]
+    width: Annotated[int, Field(ge=14, le=1024, description="columns of pixels")]
+
+
+class CnnModel(_ImageModel):
+    """Two convolutions with pooling, a hidden layer of 32, then the outputs; 26,010 weights for ten digits of 28²."""
+
+    kind: Literal["cnn"]
+
+
+class Resnet18Model(_ImageModel):
+    """The residual network of 18 layers for small images, with group norm in the place of batch norm."""
+
+    kind: Literal["resnet18"]
+    filters: Annotated[
+        int, Field(ge=8, le=256, multiple_of=8, description="channels of the first stage; doubled three times")
+    ] = 64
+
+
+class TransformerModel(Section):
+    """An encoder with the norm before each part; the outputs come from the mean over tokens."""
+
+    kind: Literal["transformer"]
+    tokens: Annotated[int, Field(ge=1, le=4096, description="tokens of a row; it is cut into so many equal parts")]
+    vocabulary: Annotated[
+        int | None,
+        Field(ge=2, le=1_000_000, description="a row holds indices below it, one a token; without, tokens are numbers"),
+    ] = None
+    dim: Annotated[int, Field(ge=8, le=4096, description="width of a token inside; a multiple of heads")] = 64
+    layers: Annotated[int, Field(ge=1, le=48)] = 2
+    heads: Annotated[int, Field(ge=1, le=64)] = 4
+
+
+ModelSpec = Annotated[
+    LogisticModel | MlpModel | CnnModel | Resnet18Model | TransformerModel, Field(discriminator="kind")
+]
 
 
 class Optimizer(Section):
     """The optimiser of the local steps, after clipping and noise."""
 
-    name: Literal["sgd"] = "sgd"
+    name: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: Annotated[_Positive, Field(description="learning rate")]
     momentum: Annotated[_Fraction, Field(description="momentum of the local optimiser")] = 0.0
     weight_decay: Annotated[_Decay, Field(description="decay after noise, in the optimiser")] = 0.0
+    proximal: Annotated[_Decay, Field(description="pull towards the round's global model, after noise (FedProx)")] = 0.0
 
 
 class Training(Section):
@@ -110,6 +150,13 @@ class Training(Section):
     local_steps: Annotated[int, Field(ge=1, le=100_000, description="optimiser steps of a site in a round")]
     batch: Annotated[int, Field(ge=1, le=10_000_000, description="expected units in a step; public, capped to units")]
     optimizer: Optimizer
+    average: Annotated[
+        _Fraction, Field(description="decay of a moving average over a round's noisy steps, which is sent; 0: none")
+    ] = 0.0
+    precision: Annotated[
+        Literal["float32", "bfloat16"],
+        Field(description="of products; norms and sums never have less than float32"),
+    ] = "float32"
     seed: Annotated[int, Field(ge=0, le=2**53 - 1, description="of the initial model only, never of noise")] = 0
 
 

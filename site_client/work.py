@@ -126,7 +126,8 @@ class JobWork:
     def _checked(self, schedule: Schedule | None) -> PerUnitGradients | None:
         if schedule is None:
             return None
-        return preflight(self._model, modules.loss, self._synthetic(), schedule).gradients
+        autocast = torch.bfloat16 if self._plan.training.precision == "bfloat16" else None
+        return preflight(self._model, modules.loss, self._synthetic(), schedule, autocast=autocast).gradients
 
     def _synthetic(self) -> Units:
         """Return units made of the contract alone: a fixed pattern, no data, no randomness."""
@@ -229,7 +230,11 @@ class JobWork:
         training = self._plan.training
         settings = training.optimizer
         optimizer = optimizer_for(
-            settings.name, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
+            settings.name,
+            lr=settings.lr,
+            momentum=settings.momentum,
+            weight_decay=settings.weight_decay,
+            proximal=settings.proximal,
         )
         if self._schedule is None or self._gradients is None:
             return plain_round(
@@ -253,6 +258,7 @@ class JobWork:
             optimizer=optimizer,
             lease=steps,
             streams=self._streams,
+            average=training.average,
         ).parameters
 
     # --- evaluation -------------------------------------------------------------------------------------------

@@ -3,15 +3,19 @@
 `manifest` tells what a model of a plan holds; `initial` gives its first values from the plan's seed, so that the
 coordinator makes the first model without torch and every party can make the same one.
 
-| kind | layers, for inputs of width w | tensors (float32) |
+| kind | layers, for rows of width w | tensors (float32) |
 |---|---|---|
 | logistic | Linear(w, 1) | ``output.weight`` (1, w), ``output.bias`` (1,) |
-| mlp, hidden h₀ … hₖ | Linear, activation, …, Linear(hₖ, 1) | ``layers.i.weight`` (hᵢ, hᵢ₋₁ or w), ``layers.i.bias`` (hᵢ,), ``output.weight`` (1, hₖ), ``output.bias`` (1,) |
+| mlp, hidden h₀ … hₖ | Linear, activation, …, Linear(hₖ, 1) | ``layers.i.weight`` (hᵢ, hᵢ₋₁ or w), ``layers.i.bias`` (hᵢ,), ``output`` |
+| cnn, k channels of H·W | Conv 8², 16 filters, stride 2; pool 2², stride 1; Conv 4², 32, stride 2; pool; Linear 32 | ``first.weight`` (16, k, 8, 8), ``second.weight`` (32, 16, 4, 4), ``hidden.weight`` (32, 32·h·w), their biases, ``output`` |
+| resnet18, k channels, f filters | Conv 3²; 4 stages of 2 blocks with f, 2f, 4f, 8f channels, each Conv 3², GroupNorm, Conv 3², GroupNorm beside a shortcut; mean | ``stem.weight`` (f, k, 3, 3), ``stem_norm``, ``blocks.i.first``, ``first_norm``, ``second``, ``second_norm``; ``shortcut``, ``shortcut_norm`` where a stage begins with other channels; ``output`` |
+| transformer, d wide, n tokens | tokens, positions; blocks of norm, attention, norm, Linear 4d; norm, mean | ``tokens.weight`` (vocabulary, d) or (d, w/n) with bias, ``positions.weight`` (n, d), ``blocks.i.first_norm``, ``attend`` (3d, d), ``join`` (d, d), ``second_norm``, ``widen`` (4d, d), ``narrow`` (d, 4d), ``norm``, ``output`` |
 
-With c > 2 classes the output has c rows; a logistic model or an MLP with two classes has one, the log-odds of the
-positive class.
+With c > 2 classes the output has c rows; with two classes it has one, the log-odds of the positive class. Images and
+tokens lie in a row one after the other: channels, rows, columns; token by token.
 
-First values: biases 0, weights uniform in [−b, b] with b = √(3 / inputs) (tanh, outputs) or √(6 / inputs) (relu).
+First values: biases 0, gains of norms 1, other weights uniform in [−b, b] with b = √(6 / inputs) before a relu, 0.1·√3
+for tables of words and positions, √(3 / inputs) elsewhere.
 Element j of tensor n is b·(2·u/2⁵³ − 1), where u is the top 53 bits of big-endian word j mod 4 of
 SHA-256("confide-initial/v1\\n" ‖ u64be(seed) ‖ u32be(length of n) ‖ n ‖ u64be(j div 4)). The value is computed in
 binary64 and cast once. Nothing here is a secret: the seed stands in the plan, and no noise is ever taken from it.
@@ -19,13 +23,15 @@ binary64 and cast once. Nothing here is a secret: the seed stands in the plan, a
 
 import hashlib
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from federation.errors import InvalidInput
-from federation.plan_checks import LATER_MODEL_KINDS, MODEL_KINDS
-from federation.plan_fields import LogisticModel, MlpModel, ModelSpec
+from federation.plan_checks import MODEL_KINDS
+from federation.plan_fields import CnnModel, LogisticModel, MlpModel, ModelSpec, Resnet18Model, TransformerModel
 from federation.tensor_file import Array, Manifest, TensorSpec
 
 _LABEL: Final = b"confide-initial/v1\n"
@@ -42,10 +48,7 @@ def outputs_of(classes: int) -> int:
 def require_kind(kind: str) -> None:
     """Raise `InvalidInput` (CFD-P07) unless this version has the architecture `kind`."""
     if kind not in MODEL_KINDS:
-        later = " yet" if kind in LATER_MODEL_KINDS else ""
-        raise InvalidInput(
-            "CFD-P07", f"model {kind[:40]!r} is not in this version{later}, {', '.join(MODEL_KINDS)} are"
-        )
+        raise InvalidInput("CFD-P07", f"model {kind[:40]!r} is not in this version, {', '.join(MODEL_KINDS)} are")
 
 
 def manifest(spec: ModelSpec, width: int, classes: int = 2) -> Manifest:
@@ -59,40 +62,132 @@ def manifest(spec: ModelSpec, width: int, classes: int = 2) -> Manifest:
     Raises:
         InvalidInput: No inputs, or an impossible number of classes.
     """
-    if width < 1:
-        raise InvalidInput("CFD-P03", f"a model of {width} inputs")
-    shapes: dict[str, tuple[int, ...]] = {}
-    inputs = width
-    for number, hidden in enumerate(_hidden(spec)):
-        shapes[f"layers.{number}.weight"] = (hidden, inputs)
-        shapes[f"layers.{number}.bias"] = (hidden,)
-        inputs = hidden
-    outputs = outputs_of(classes)
-    shapes["output.weight"] = (outputs, inputs)
-    shapes["output.bias"] = (outputs,)
-    return Manifest.of({name: TensorSpec("F32", shape) for name, shape in shapes.items()})
+    return Manifest.of({tensor.name: TensorSpec("F32", tensor.shape) for tensor in _tensors(spec, width, classes)})
 
 
 def initial(spec: ModelSpec, width: int, classes: int = 2, *, seed: int) -> dict[str, Array]:
     """Return the first values of the model's tensors (float32), the same bits at every party."""
     arrays: dict[str, Array] = {}
-    for name, tensor in manifest(spec, width, classes).tensors:
-        if name.endswith(".bias"):
-            arrays[name] = np.zeros(tensor.shape, dtype="<f4")
+    for tensor in _tensors(spec, width, classes):
+        if tensor.bound is None:
+            arrays[tensor.name] = np.full(tensor.shape, float(tensor.name.endswith(".weight")), dtype="<f4")
             continue
-        inside = name.startswith("layers.") and isinstance(spec, MlpModel) and spec.activation == "relu"
-        bound = math.sqrt((6.0 if inside else 3.0) / tensor.shape[1])
-        values = bound * (2.0 * _uniform(name, tensor.elements, seed) - 1.0)
-        arrays[name] = values.astype("<f4").reshape(tensor.shape)
-    return arrays
+        values = tensor.bound * (2.0 * _uniform(tensor.name, math.prod(tensor.shape), seed) - 1.0)
+        arrays[tensor.name] = values.astype("<f4").reshape(tensor.shape)
+    return {name: arrays[name] for name in sorted(arrays)}
 
 
-def _hidden(spec: ModelSpec) -> tuple[int, ...]:
+def require_width(spec: ModelSpec, width: int) -> None:
+    """Raise `InvalidInput` (CFD-P03) unless rows of `width` numbers are what the model takes."""
+    if width < 1:
+        raise InvalidInput("CFD-P03", f"a model of {width} inputs")
+    match spec:
+        case CnnModel() | Resnet18Model():
+            wanted = spec.channels * spec.height * spec.width
+            if width != wanted:
+                raise InvalidInput(
+                    "CFD-P03",
+                    f"images of {spec.channels} * {spec.height} * {spec.width} = {wanted} numbers, a row has {width}",
+                )
+        case TransformerModel():
+            if width % spec.tokens or (spec.vocabulary is not None and width != spec.tokens):
+                raise InvalidInput("CFD-P03", f"{spec.tokens} tokens, a row of {width} numbers isn't cut into them")
+            if spec.dim % spec.heads:
+                raise InvalidInput("CFD-P03", f"dim {spec.dim} is no multiple of heads {spec.heads}")
+        case _:
+            pass
+
+
+def cnn_map(size: int) -> int:
+    """Return how many places of an axis of `size` pixels are left before the hidden layer of a cnn."""
+    return ((size // 2 - 1) - 4) // 2
+
+
+def resnet_blocks(filters: int) -> Iterator[tuple[int, int, int]]:
+    """Yield channels in, channels out and stride of each block of a resnet18."""
+    channels = filters
+    for stage in range(4):
+        for place in range(2):
+            wide = filters << stage
+            yield channels, wide, 2 if stage and not place else 1
+            channels = wide
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """One tensor; its first values fill [−bound, bound], or are 1 for a weight and 0 for a bias where None."""
+
+    name: str
+    shape: tuple[int, ...]
+    bound: float | None = None
+
+
+def _layer(name: str, shape: tuple[int, ...], *, relu: bool = False, bias: bool = True) -> Iterator[_Tensor]:
+    yield _Tensor(f"{name}.weight", shape, math.sqrt((6.0 if relu else 3.0) / math.prod(shape[1:])))
+    if bias:
+        yield _Tensor(f"{name}.bias", shape[:1])
+
+
+def _norm(name: str, channels: int) -> Iterator[_Tensor]:
+    yield _Tensor(f"{name}.weight", (channels,))
+    yield _Tensor(f"{name}.bias", (channels,))
+
+
+def _tensors(spec: ModelSpec, width: int, classes: int) -> Iterator[_Tensor]:
+    """Yield every tensor of the model; its last layer has an output for each class, or one for two."""
+    require_width(spec, width)
     match spec:
         case LogisticModel():
-            return ()
-        case MlpModel(hidden=hidden):
-            return hidden
+            inputs = width
+        case MlpModel():
+            inputs = width
+            for number, hidden in enumerate(spec.hidden):
+                yield from _layer(f"layers.{number}", (hidden, inputs), relu=spec.activation == "relu")
+                inputs = hidden
+        case CnnModel():
+            inputs = 32
+            yield from _layer("first", (16, spec.channels, 8, 8), relu=True)
+            yield from _layer("second", (32, 16, 4, 4), relu=True)
+            yield from _layer("hidden", (32, 32 * cnn_map(spec.height) * cnn_map(spec.width)), relu=True)
+        case Resnet18Model():
+            inputs = 8 * spec.filters
+            yield from _resnet(spec)
+        case TransformerModel():
+            inputs = spec.dim
+            yield from _transformer(spec, width)
+    yield from _layer("output", (outputs_of(classes), inputs))
+
+
+def _resnet(spec: Resnet18Model) -> Iterator[_Tensor]:
+    yield from _layer("stem", (spec.filters, spec.channels, 3, 3), relu=True, bias=False)
+    yield from _norm("stem_norm", spec.filters)
+    for number, (channels, wide, _) in enumerate(resnet_blocks(spec.filters)):
+        block = f"blocks.{number}"
+        yield from _layer(f"{block}.first", (wide, channels, 3, 3), relu=True, bias=False)
+        yield from _norm(f"{block}.first_norm", wide)
+        yield from _layer(f"{block}.second", (wide, wide, 3, 3), relu=True, bias=False)
+        yield from _norm(f"{block}.second_norm", wide)
+        if channels != wide:
+            yield from _layer(f"{block}.shortcut", (wide, channels, 1, 1), bias=False)
+            yield from _norm(f"{block}.shortcut_norm", wide)
+
+
+def _transformer(spec: TransformerModel, width: int) -> Iterator[_Tensor]:
+    dim, table = spec.dim, 0.1 * math.sqrt(3.0)
+    if spec.vocabulary is None:
+        yield from _layer("tokens", (dim, width // spec.tokens))
+    else:
+        yield _Tensor("tokens.weight", (spec.vocabulary, dim), table)
+    yield _Tensor("positions.weight", (spec.tokens, dim), table)
+    for number in range(spec.layers):
+        block = f"blocks.{number}"
+        yield from _norm(f"{block}.first_norm", dim)
+        yield from _layer(f"{block}.attend", (3 * dim, dim))
+        yield from _layer(f"{block}.join", (dim, dim))
+        yield from _norm(f"{block}.second_norm", dim)
+        yield from _layer(f"{block}.widen", (4 * dim, dim), relu=True)
+        yield from _layer(f"{block}.narrow", (dim, 4 * dim))
+    yield from _norm("norm", dim)
 
 
 def _uniform(name: str, count: int, seed: int) -> Array:

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from federation.errors import InvalidInput
-from federation.models.layout import manifest, outputs_of
-from federation.plan_fields import LogisticModel, MlpModel, ModelSpec
+from federation.models.images import Cnn, Resnet18, flat
+from federation.models.layout import manifest, outputs_of, require_width
+from federation.models.sequences import Transformer
+from federation.plan_fields import CnnModel, LogisticModel, MlpModel, ModelSpec, Resnet18Model, TransformerModel
 from federation.tensor_file import Array
 
 
@@ -28,7 +30,7 @@ class Logistic(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Return the log-odds of `rows`."""
-        return _flat(self.output(rows))
+        return flat(self.output(rows))
 
 
 class Mlp(nn.Module):
@@ -45,11 +47,7 @@ class Mlp(nn.Module):
         """Return the log-odds of `rows`."""
         for layer in self.layers:
             rows = self.activation(layer(rows))
-        return _flat(self.output(rows))
-
-
-def _flat(outputs: Tensor) -> Tensor:
-    return outputs.squeeze(-1) if outputs.shape[-1] == 1 else outputs
+        return flat(self.output(rows))
 
 
 def build(spec: ModelSpec, width: int, classes: int = 2) -> nn.Module:
@@ -58,16 +56,21 @@ def build(spec: ModelSpec, width: int, classes: int = 2) -> nn.Module:
     Its values are torch's own; `load` puts in those of the job before anything else happens.
 
     Raises:
-        InvalidInput: No inputs, or an impossible number of classes.
+        InvalidInput: Rows of another width than the model takes, or an impossible number of classes.
     """
     outputs = outputs_of(classes)
-    if width < 1:
-        raise InvalidInput("CFD-P03", f"a model of {width} inputs")
+    require_width(spec, width)
     match spec:
         case LogisticModel():
             return Logistic(width, outputs)
         case MlpModel(hidden=hidden, activation=activation):
             return Mlp(width, hidden, activation, outputs)
+        case CnnModel():
+            return Cnn(spec, outputs)
+        case Resnet18Model():
+            return Resnet18(spec, outputs)
+        case TransformerModel():
+            return Transformer(spec, width, outputs)
 
 
 def loss(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -114,4 +117,4 @@ def take(module: nn.Module) -> dict[str, Array]:
     return {name: cast("Array", tensor.detach().cpu().numpy().copy()) for name, tensor in module.state_dict().items()}
 
 
-__all__ = ["Logistic", "Mlp", "build", "load", "loss", "manifest", "take"]
+__all__ = ["Cnn", "Logistic", "Mlp", "Resnet18", "Transformer", "build", "load", "loss", "manifest", "take"]

@@ -87,7 +87,9 @@ Result = TypeVar("Result")
 class Engine(Protocol):
     """Makes an engine for a model."""
 
-    def __call__(self, model: nn.Module, loss: RowLoss, *, micro_batch: int = 256) -> PerUnitGradients:
+    def __call__(
+        self, model: nn.Module, loss: RowLoss, *, micro_batch: int = 256, autocast: torch.dtype | None = None
+    ) -> PerUnitGradients:
         """Return the engine."""
         ...
 
@@ -101,6 +103,7 @@ def preflight(
     engine: Engine = engine_for,
     memory_bytes: int = MEMORY_BYTES,
     local_noise: bool = True,
+    autocast: torch.dtype | None = None,
 ) -> PreflightReport:
     """Return the report once every check has passed.
 
@@ -112,6 +115,7 @@ def preflight(
         engine: Makes the engine to be checked; a book-keeping one that doesn't fit gives way to the functional one.
         memory_bytes: What one micro-batch may keep.
         local_noise: Whether every step's noise covers all coordinates at the site (M7).
+        autocast: Reduced precision to train in; sums are compared without it, the clip is checked with it.
 
     Raises:
         PrivacyError: The class of the check that failed; no data may be opened.
@@ -124,13 +128,13 @@ def preflight(
     check_loss_shape(model, loss, few)
     engine = _one_that_fits(engine, model, loss, few)
     micro_batch = _run(lambda: micro_batch_for(model, loss, few, memory_bytes))
-    gradients = engine(model, loss, micro_batch=micro_batch)
+    gradients = engine(model, loss, micro_batch=micro_batch, autocast=autocast)
     _dry_run(gradients, trainable(model), synthetic, schedule)
     check_buffers(model, before)
     check_gradients_exist(model, loss, few)
     check_batch_invariance(model, loss, few)
     exact = check_engine(engine, model, loss, few)
-    check_clip(model, loss, few, schedule, engine)
+    check_clip(model, loss, few, schedule, engine, autocast=autocast)
     check_noise(trainable(model), schedule)
     check_state(model, before)
     passed = (
@@ -249,7 +253,15 @@ def check_engine(engine: Engine, model: nn.Module, loss: RowLoss, units: Units) 
     return True
 
 
-def check_clip(model: nn.Module, loss: RowLoss, units: Units, schedule: Schedule, engine: Engine) -> None:
+def check_clip(
+    model: nn.Module,
+    loss: RowLoss,
+    units: Units,
+    schedule: Schedule,
+    engine: Engine,
+    *,
+    autocast: torch.dtype | None = None,
+) -> None:
     """F6: with gradients blown up by 10,000, each unit contributes a norm of at most C, and the sum is theirs.
 
     Raises:
@@ -260,11 +272,12 @@ def check_clip(model: nn.Module, loss: RowLoss, units: Units, schedule: Schedule
         return loss(outputs, targets) * BLOW_UP
 
     still = copy.deepcopy(model).eval()
-    additive = not is_random(still, loss, units)
+    additive = autocast is None and not is_random(still, loss, units)
     parameters = trainable(model)
+    live, quiet = (engine(each, blown_up, autocast=autocast) for each in (model, still))
     for clipping in Clipping:
-        _check_contributions(engine(model, blown_up), parameters, units, schedule.clip, clipping, additive=False)
-        _check_contributions(engine(still, blown_up), parameters, units, schedule.clip, clipping, additive=additive)
+        _check_contributions(live, parameters, units, schedule.clip, clipping, additive=False)
+        _check_contributions(quiet, parameters, units, schedule.clip, clipping, additive=additive)
 
 
 def _check_contributions(

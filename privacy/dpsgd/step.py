@@ -18,6 +18,7 @@ from torch import Tensor
 
 from privacy.accounting.schedule import Schedule
 from privacy.dpsgd.allowance import LeasedSteps, Steps
+from privacy.dpsgd.averaging import MovingAverage
 from privacy.dpsgd.batches import Units
 from privacy.dpsgd.functional import Parameters, PerUnitGradients
 from privacy.dpsgd.optimizers import Optimizer
@@ -106,8 +107,11 @@ def noisy_round(
     optimizer: Optimizer,
     lease: LeasedSteps,
     streams: StepStreams,
+    average: float = 0.0,
 ) -> RoundResult:
     """Return the parameters after `schedule.local_steps` charged steps from the global model `parameters`.
+
+    With `average` above 0 it is their moving average with this decay that is returned; the steps go on without it.
 
     Raises:
         LeaseRefused: The ledger gave fewer steps; nothing may be sent, and the newest lease is lost.
@@ -116,6 +120,7 @@ def noisy_round(
     use_full_precision_products()
     current: Parameters = dict(parameters)
     left_out = 0
+    mean = MovingAverage(average)
     for _ in range(schedule.local_steps):
         current, missing = noisy_step(
             current,
@@ -128,9 +133,12 @@ def noisy_round(
             start=parameters,
         )
         left_out += missing
-    check_same_layout(parameters, current)
+        if average:
+            mean.add(current)
+    result = mean.value(current)
+    check_same_layout(parameters, result)
     lease.finish()
-    return RoundResult(current, lease.taken, left_out)
+    return RoundResult(result, lease.taken, left_out)
 
 
 def use_full_precision_products() -> None:

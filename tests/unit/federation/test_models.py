@@ -9,13 +9,67 @@ import torch
 from federation.errors import InvalidInput
 from federation.models import layout
 from federation.models.modules import build, load, loss, take
-from federation.plan_fields import LogisticModel, MlpModel
+from federation.plan_fields import CnnModel, LogisticModel, MlpModel, Resnet18Model, TransformerModel
 from federation.tensors import Manifest
+from privacy.accounting.schedule import schedule_for
+from privacy.dpsgd.batches import Units
+from privacy.dpsgd.preflight import preflight
+
+SCHEDULE = schedule_for(epsilon=2.0, delta=1e-3, batch=50, rounds=2, local_steps=2, clip=1.0, units_declared=200)
 
 LOGISTIC = LogisticModel(kind="logistic")
 MLP = MlpModel(kind="mlp", hidden=(16, 8), activation="relu")
 TANH = MlpModel(kind="mlp", hidden=(16, 8), activation="tanh")
 ALL = [LOGISTIC, MLP, TANH]
+
+
+CNN = CnnModel(kind="cnn", channels=2, height=14, width=18)
+RESNET = Resnet18Model(kind="resnet18", channels=3, height=14, width=15, filters=8)
+WORDS = TransformerModel(kind="transformer", tokens=6, vocabulary=20, dim=16, layers=2, heads=4)
+NUMBERS = TransformerModel(kind="transformer", tokens=6, dim=16, layers=1, heads=2)
+LARGE = {"cnn": (CNN, 504), "resnet18": (RESNET, 630), "words": (WORDS, 6), "numbers": (NUMBERS, 30)}
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+@pytest.mark.parametrize(("spec", "width"), LARGE.values(), ids=LARGE)
+def test_a_model_of_images_or_tokens_holds_its_manifest_loads_its_first_values_and_gives_log_odds(spec, width, classes):
+    module, first = build(spec, width, classes), layout.initial(spec, width, classes, seed=7)
+    assert Manifest.of_arrays(take(module)) == layout.manifest(spec, width, classes)
+    load(module, first)
+    outputs = module(3 * torch.rand(4, width))
+    assert outputs.shape == ((4,) if classes == 2 else (4, 5))
+    assert 0.01 < outputs.std() < 10
+    assert module(torch.zeros(0, width)).shape[0] == 0
+
+
+@pytest.mark.parametrize(("spec", "width"), LARGE.values(), ids=LARGE)
+def test_the_gradient_engine_for_a_named_model_is_the_book_keeping_one_and_passes_every_check(spec, width):
+    module = build(spec, width)
+    load(module, layout.initial(spec, width, seed=7))
+    report = preflight(module, loss, Units.of_records(9 * torch.rand(4, width), torch.tensor([0.0, 1, 1, 0])), SCHEDULE)
+    assert report.engine.startswith("book-keeping")
+    assert {"F3", "F5", "F6", "F7"} <= set(report.checks)
+
+
+def test_the_cnn_for_ten_digits_has_the_weights_that_its_page_says():
+    spec = CnnModel(kind="cnn", height=28, width=28)
+    assert sum(tensor.elements for _, tensor in layout.manifest(spec, 784, 10).tensors) == 26_010
+
+
+@pytest.mark.parametrize(
+    ("spec", "width"),
+    [(CNN, 505), (RESNET, 629), (WORDS, 12), (NUMBERS, 31), (NUMBERS.model_copy(update={"heads": 3}), 30)],
+)
+def test_rows_that_a_model_does_not_take_are_refused(spec, width):
+    for make in (layout.manifest, build):
+        with pytest.raises(InvalidInput) as refusal:
+            make(spec, width)
+        assert refusal.value.code == "CFD-P03"
+
+
+def test_a_word_outside_the_vocabulary_counts_as_the_nearest_one():
+    module = build(WORDS, 6)
+    assert torch.equal(module(torch.full((1, 6), 99.0)), module(torch.full((1, 6), 19.0)))
 
 
 @pytest.mark.parametrize("classes", [2, 5])
@@ -119,8 +173,8 @@ def test_a_model_without_inputs_or_classes_is_refused(width, classes):
 
 def test_a_kind_that_is_not_in_this_version_is_refused_with_those_that_are():
     layout.require_kind("mlp")
-    with pytest.raises(InvalidInput, match="logistic, mlp are") as refusal:
-        layout.require_kind("resnet18")
+    with pytest.raises(InvalidInput, match="logistic, mlp, cnn, resnet18, transformer are") as refusal:
+        layout.require_kind("vgg16")
     assert refusal.value.code == "CFD-P07"
 
 

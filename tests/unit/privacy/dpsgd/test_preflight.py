@@ -70,6 +70,11 @@ def test_a_sound_model_passes_every_check_and_is_left_as_it_was() -> None:
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
+def test_a_model_is_checked_in_the_precision_that_it_is_trained_in() -> None:
+    report = preflight(mlp(nn.LayerNorm(8)), cross_entropy, synthetic(), SCHEDULE, autocast=torch.bfloat16)
+    assert {"F5", "F6"} <= set(report.checks)
+
+
 def test_a_model_with_dropout_passes() -> None:
     assert "F5" in preflight(mlp(nn.Dropout(0.3)), cross_entropy, synthetic(), SCHEDULE).checks
 

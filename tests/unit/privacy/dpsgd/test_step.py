@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from privacy.accounting.schedule import Clipping, Schedule, Unit
 from privacy.dpsgd.allowance import LeasedSteps
+from privacy.dpsgd.averaging import MovingAverage
 from privacy.dpsgd.batches import Units
 from privacy.dpsgd.clipping import clipped_sum, factors, margin, unit_norms
 from privacy.dpsgd.functional import FunctionalGradients, masked_mean, trainable
@@ -494,3 +495,49 @@ def test_without_privacy_running_statistics_are_allowed_and_move() -> None:
 def test_without_units_there_is_nothing_to_train_on() -> None:
     with pytest.raises(ScheduleInvalid):
         plain(linear(), units(0))
+
+
+# -- averages and proximal terms ----------------------------------------------------------------------------------
+
+
+def test_a_moving_average_is_that_of_the_iterates_without_a_pull_to_zero() -> None:
+    mean = MovingAverage(0.5)
+    start = {"w": torch.tensor([9.0])}
+    assert mean.value(start) is not start
+    assert torch.equal(mean.value(start)["w"], start["w"])
+    for value in (1.0, 4.0):
+        mean.add({"w": torch.tensor([value])})
+    assert mean.value(start)["w"].item() == pytest.approx(3.0)
+    with pytest.raises(ScheduleInvalid):
+        MovingAverage(1.0)
+
+
+def test_a_round_returns_the_average_of_its_steps_where_the_plan_asks_for_it() -> None:
+    seen: list[dict[str, Tensor]] = []
+
+    class Kept(Sgd):
+        def step(self, *arguments: Any) -> dict[str, Tensor]:
+            seen.append(super().step(*arguments))
+            return seen[-1]
+
+    model = linear()
+    result = noisy_round(
+        trainable(model),
+        units(),
+        schedule=schedule(),
+        gradients=FunctionalGradients(model, squared),
+        optimizer=Kept(0.1),
+        lease=leased(4),
+        streams=StepStreams(),
+        average=0.5,
+    )
+    weights = [0.5 ** (4 - place) for place in range(4)]
+    total = sum(weights)
+    expected = sum(weight / total * step["weight"].double() for weight, step in zip(weights, seen, strict=True))
+    assert torch.allclose(result.parameters["weight"].double(), expected, atol=1e-6)
+
+
+def test_a_proximal_term_pulls_towards_the_rounds_model_and_never_reaches_the_clip() -> None:
+    start, far = {"w": torch.tensor([0.0])}, {"w": torch.tensor([10.0])}
+    pulled = optimizer_for("sgd", lr=0.1, proximal=0.5).step(far, {"w": torch.zeros(1, dtype=torch.float64)}, start)
+    assert pulled["w"].item() == pytest.approx(10 - 0.1 * 0.5 * 10)
