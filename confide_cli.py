@@ -11,7 +11,7 @@ import importlib
 import os
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -133,12 +133,21 @@ def report_internal_error(error: BaseException) -> int:
     return 70
 
 
+def _one_of(noun: str, words: Iterable[str], arguments: list[str]) -> int:
+    """Say which words may follow `confide NOUN`, as help if that was asked for, else as an error."""
+    if arguments[:1] in (["--help"], ["-h"]):
+        print(f"usage: confide {noun} " + "|".join(words))
+        return 0
+    print(f"error CFD-G02: `confide {noun}` takes one word", file=sys.stderr)
+    print(f"hint: there are: {', '.join(words)}", file=sys.stderr)
+    return 2
+
+
 def _schema(arguments: list[str]) -> int:
     import json
 
     if len(arguments) != 1 or arguments[0] not in SCHEMAS:
-        print("usage: confide schema " + "|".join(SCHEMAS), file=sys.stderr)
-        return 2 if arguments[:1] not in (["--help"], ["-h"]) else 0
+        return _one_of("schema", SCHEMAS, arguments)
     module, name = SCHEMAS[arguments[0]]
     model = getattr(importlib.import_module(module), name)
     print(json.dumps(model.model_json_schema(by_alias=True), indent=2, ensure_ascii=False))
@@ -164,8 +173,7 @@ _COMPLETION: Final = {
 
 def _completion(arguments: list[str]) -> int:
     if len(arguments) != 1 or arguments[0] not in _COMPLETION:
-        print("usage: confide completion " + "|".join(_COMPLETION), file=sys.stderr)
-        return 2
+        return _one_of("completion", _COMPLETION, arguments)
     print(_COMPLETION[arguments[0]].format(words=" ".join([*NOUNS, "schema", "completion", "version"])))
     return 0
 
@@ -243,7 +251,7 @@ def main() -> None:
     for name, value in QUIET.items():
         os.environ[name] = value  # noqa: TID251 (set before any import, for this process and its children)
     # gRPC's own lines on standard error are no JSON, and name every stranger that knocks; our log says who and why.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # noqa: TID251 (as above; a developer may ask for more)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # noqa: TID251 (as above; a developer may ask for more)
     sys.exit(run(sys.argv[1:]))
 
 

@@ -5,7 +5,6 @@ on loopback, on real patients' data, so what the demo shows is what an operator 
 own folder, ends every process that it started, also after Ctrl-C, and ends with status 0 only if every step did.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -375,9 +374,11 @@ def _wait_for_the_end() -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Be `confide demo`."""
-    parser = argparse.ArgumentParser(
-        prog="confide demo",
-        description="A coordinator and four hospitals on this machine train one model on real heart-disease data.",
+    from federation.edge.arguments import VerbParser
+
+    parser = VerbParser(
+        "confide demo",
+        about="A coordinator and four hospitals on this machine train one model on real heart-disease data.",
     )
     parser.add_argument("--folder", type=Path, default=Path("confide-demo"), help="where everything is written")
     parser.add_argument("--data", type=Path, help="the file heart_disease_uci.csv, where no package index is reachable")

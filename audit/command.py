@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
     from audit.reading import FoundLog
@@ -99,6 +99,10 @@ class _Parser(argparse.ArgumentParser):
 
     def format_usage(self) -> str:
         return f"usage: {self.prog} …  (see `confide audit --help`)\n"
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong with the command line, as every error is said, and end with status 2."""
+        self.exit(2, f"error CFD-G02: {self.prog}: {message}\nhint: see `confide audit --help`\n")
 
 
 def _parser() -> _Parser:

@@ -1,35 +1,52 @@
 """`confide coordinator charter show | sign` and `certificate show | renew`."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from coordinator.membership_desk import Parser, open_desk, say
 from coordinator.server_certificate import issue_server_certificate
 from federation.certificates import expiry, names_of, renewal_due
 from federation.charter import Charter, changes, charter_digest, read_charter
+from federation.edge.arguments import run_verb
 from federation.edge.clock import rfc3339
 from federation.edge.homes import load_identity
 from federation.edge.tables import print_record, print_rows
 from federation.errors import InvalidInput
 from federation.words import fingerprint_words
 
+CHARTER_HELP: Final = """usage: confide coordinator charter [VERB] [options]
+
+Who belongs to the federation, by signed epochs. Without a verb: show.
+
+  show   the charter in force, and what is proposed
+  sign   sign the next epoch with the root key, from wherever it is kept
+
+Each verb explains itself: confide coordinator charter VERB --help
+Example: confide coordinator charter sign --root-key /media/safe/root.key
+"""
+CERTIFICATE_HELP: Final = """usage: confide coordinator certificate [VERB] [options]
+
+The coordinator's own TLS certificate. Without a verb: show.
+
+  show    its names, and when it ends
+  renew   a new one, with the names that coordinator.yaml lists
+
+Each verb explains itself: confide coordinator certificate VERB --help
+Example: confide coordinator certificate renew
+"""
+
 
 def charter(arguments: list[str]) -> int:
     """Show the charter, or sign what is proposed."""
-    return _dispatch("charter", {"show": _show, "sign": _sign}, arguments)
+    return run_verb(
+        "coordinator charter", {"show": _show, "sign": _sign}, arguments, help_text=CHARTER_HELP, default="show"
+    )
 
 
 def certificate(arguments: list[str]) -> int:
     """Show or renew the coordinator's own certificate."""
-    return _dispatch("certificate", {"show": _show_certificate, "renew": _renew}, arguments)
-
-
-def _dispatch(noun: str, verbs: dict[str, Callable[[list[str]], int]], arguments: list[str]) -> int:
-    verb = arguments[0] if arguments and not arguments[0].startswith("-") else "show"
-    if verb not in verbs:
-        raise InvalidInput("CFD-G02", f"there is no `{noun} {verb}`", hint=f"there are: {', '.join(verbs)}")
-    return verbs[verb](arguments[1:] if arguments and arguments[0] == verb else arguments)
+    verbs = {"show": _show_certificate, "renew": _renew}
+    return run_verb("coordinator certificate", verbs, arguments, help_text=CERTIFICATE_HELP, default="show")
 
 
 def _rows(shown: Charter) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from coordinator.ports import free_place
 from coordinator.server_certificate import issue_server_certificate
 from federation.certificates import certificate_to_pem, new_authority, new_tls_key, tls_key_to_pem
 from federation.charter import COORDINATOR
+from federation.edge.arguments import VerbParser
 from federation.edge.audit_trail import begin_log, person, record
 from federation.edge.clock import Clock, SystemClock
 from federation.edge.configuration import commented_yaml, resolve_home
@@ -60,7 +61,7 @@ Nobody may submit jobs yet. Next, with a name and an organisation of yours:
 
 def init(arguments: list[str]) -> int:
     """Make a coordinator's home."""
-    parser = argparse.ArgumentParser(prog="confide coordinator init", add_help=False)
+    parser = VerbParser("confide coordinator init", add_help=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--home")
     parser.add_argument("--name")

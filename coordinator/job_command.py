@@ -11,6 +11,7 @@ from coordinator.api_client import Federation
 from coordinator.people import Person, add_person_options, person_of
 from coordinator.round_line import round_line
 from coordinator.views import JobView, PreviewView
+from federation.edge.arguments import VerbParser
 from federation.edge.files import decode_input, read_text_input
 from federation.edge.tables import FORMATS, print_record, print_rows, visible
 from federation.errors import CheckFailed, ConfideError, InvalidInput
@@ -39,13 +40,13 @@ Example: confide job submit job.yaml --wait
 MAX_PLAN_BYTES: Final = 1 << 20
 
 
-def _parser(verb: str, description: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"confide job {verb}", description=description)
+def _parser(verb: str, about: str) -> VerbParser:
+    parser = VerbParser(f"confide job {verb}", about=about)
     add_person_options(parser)
     return parser
 
 
-def _with_format(parser: argparse.ArgumentParser) -> None:
+def _with_format(parser: VerbParser) -> None:
     parser.add_argument(
         "--format", choices=FORMATS, default="table", help="table for people, json or jsonl for programs"
     )
@@ -86,7 +87,7 @@ def _documents(options: argparse.Namespace) -> tuple[str, str | None]:
 
 
 def _init(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="confide job init", description="Print a plan to begin with.")
+    parser = VerbParser("confide job init", about="Print a plan to begin with.")
     parser.add_argument("--template", choices=("tabular",), default="tabular", help="kind of data")
     parser.parse_args(arguments)
     print(TEMPLATE, end="")

@@ -30,6 +30,7 @@ from coordinator.user_command import user
 from federation import tokens
 from federation.certificates import certificate_from_der, certificate_to_der, expiry, renewal_due
 from federation.charter import Charter, Member, Operator
+from federation.edge.arguments import run_verb
 from federation.edge.clock import rfc3339
 from federation.edge.files import write_whole
 from federation.edge.tables import print_record, print_rows
@@ -108,14 +109,24 @@ def _new_token(desk: Desk, site: str, length: timedelta) -> tokens.EnrolToken:
 
 # --- sites ----------------------------------------------------------------------------------------------------
 
+SITES_HELP: Final = """usage: confide coordinator sites [VERB] [options]
+
+Who was invited, who is a member. Without a verb: list.
+
+  list      all sites, their operators and certificates
+  show      one site: its words, keys and standing
+  confirm   make a pending site a member, by the words that it reads to you over the phone
+  suspend   keep a site out of rounds          resume   let it take part again
+  revoke    end a membership, or withdraw an invitation
+
+Each verb explains itself: confide coordinator sites VERB --help
+Example: confide coordinator sites confirm st-anna --words "acid album amber …"
+"""
+
 
 def sites(arguments: list[str]) -> int:
     """List the sites, or do something about one of them."""
-    verb = arguments[0] if arguments and not arguments[0].startswith("-") else "list"
-    action = _SITES_VERBS.get(verb)
-    if action is None:
-        raise InvalidInput("CFD-G02", f"there is no `sites {verb}`", hint=f"there are: {', '.join(_SITES_VERBS)}")
-    return action(arguments[1:] if arguments and arguments[0] == verb else arguments)
+    return run_verb("coordinator sites", _SITES_VERBS, arguments, help_text=SITES_HELP, default="list")
 
 
 def _list(arguments: list[str]) -> int:

@@ -1,12 +1,11 @@
 """What the commands about members share: an open home, a decision with its entry in the log, a charter put in force."""
 
-import argparse
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -16,6 +15,7 @@ from coordinator.configuration import CoordinatorConfiguration
 from coordinator.membership import Membership
 from coordinator.membership_store import Change, MembershipStore, SignedCharter
 from federation.charter import read_charter
+from federation.edge.arguments import VerbParser
 from federation.edge.audit_trail import person as acting
 from federation.edge.audit_trail import record
 from federation.edge.clock import Clock, SystemClock
@@ -105,28 +105,15 @@ def open_desk(home_flag: str | None) -> Iterator[Desk]:
         engine.dispose()
 
 
-class Parser(argparse.ArgumentParser):
-    """A command's arguments; says what is wrong in the product's own form, with an example that works."""
+class Parser(VerbParser):
+    """The arguments of one verb about members, with --home."""
 
     def __init__(self, command: str, *, about: str, example: str, lists: bool = False) -> None:
-        super().__init__(
-            prog=f"confide coordinator {command}",
-            description=about,
-            epilog=f"Example: confide coordinator {example}",
-            allow_abbrev=False,
-        )
-        self._example = example
+        example = f"confide coordinator {example}"
+        super().__init__(f"confide coordinator {command}", about=about, example=example, epilog=f"Example: {example}")
         self.add_argument("--home", metavar="DIR", help="the coordinator's home (default: CONFIDE_HOME, else XDG)")
         if lists:
             self.add_argument("--format", choices=FORMATS, default="table", help="how to print (default: table)")
-
-    def error(self, message: str) -> NoReturn:
-        """Raise the product's own usage error.
-
-        Raises:
-            InvalidInput: Always.
-        """
-        raise InvalidInput("CFD-G02", f"{self.prog}: {message}", hint=f"such as: confide coordinator {self._example}")
 
 
 def say(text: str) -> None:

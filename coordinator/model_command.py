@@ -1,12 +1,12 @@
 """`confide model …`: verify a result's folder offline, and look at models of jobs."""
 
-import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from coordinator.people import add_person_options, person_of
+from federation.edge.arguments import VerbParser
 from federation.edge.tables import FORMATS, print_record, print_rows
 from federation.errors import CheckFailed, InvalidInput
 
@@ -24,7 +24,7 @@ Example: confide model verify result/ --coordinator-words "amber …"
 
 
 def _list(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="confide model list", description="List released models, newest first.")
+    parser = VerbParser("confide model list", about="List released models, newest first.")
     add_person_options(parser)
     parser.add_argument("--format", choices=FORMATS, default="table")
     options = parser.parse_args(arguments)
@@ -39,7 +39,7 @@ def _list(arguments: list[str]) -> int:
 
 
 def _show(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="confide model show", description="Show the newest model of a job.")
+    parser = VerbParser("confide model show", about="Show the newest model of a job.")
     add_person_options(parser)
     parser.add_argument("model", metavar="JOB")
     parser.add_argument("--format", choices=FORMATS, default="table")
@@ -54,9 +54,9 @@ def _show(arguments: list[str]) -> int:
 
 
 def _verify(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="confide model verify",
-        description="Check signature, chain of rounds and digests of a result. Status 0 proved, 1 a flaw, "
+    parser = VerbParser(
+        "confide model verify",
+        about="Check signature, chain of rounds and digests of a result. Status 0 proved, 1 a flaw, "
         "3 all agrees but no known key says whose it is.",
     )
     parser.add_argument("folder", type=Path)

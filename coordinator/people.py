@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.api_client import Federation
+from federation.edge.arguments import VerbParser
 from federation.edge.configuration import load_configuration, resolve_home
 from federation.edge.files import read_secret
 from federation.edge.homes import CoordinatorHome, load_identity
@@ -36,7 +37,7 @@ class Person:
         return load_identity(self.key_file)
 
 
-def add_person_options(parser: argparse.ArgumentParser) -> None:
+def add_person_options(parser: VerbParser) -> None:
     """Add the options that say who speaks and to whom."""
     group = parser.add_argument_group("who speaks, and to which coordinator")
     group.add_argument("--home", help="the coordinator's home (default: CONFIDE_HOME, else the XDG place)")

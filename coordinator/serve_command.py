@@ -6,7 +6,6 @@ refused at once, naming it. Ready means: the link and the API answer. It is said
 systemd, and in the file that `--ready-file` names.
 """
 
-import argparse
 import json
 import os
 import signal
@@ -22,6 +21,7 @@ from typing import Any, Final
 from coordinator import membership_home
 from coordinator.configuration import CoordinatorConfiguration
 from coordinator.ports import refuse_taken, split_address
+from federation.edge.arguments import VerbParser
 from federation.edge.clock import SystemClock, rfc3339
 from federation.edge.configuration import effective, environment, resolve_home
 from federation.edge.files import read_secret, write_whole
@@ -66,7 +66,7 @@ class Stops:
 
 def serve(arguments: list[str]) -> int:
     """Run the coordinator until it is told to stop."""
-    parser = argparse.ArgumentParser(prog="confide coordinator serve", add_help=False, allow_abbrev=False)
+    parser = VerbParser("confide coordinator serve", add_help=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--home")
     parser.add_argument("--ready-file", type=Path)
@@ -176,7 +176,7 @@ def _signals(stops: Stops) -> Iterator[None]:
 
 def check(arguments: list[str]) -> int:
     """Print the effective configuration, and what is wrong with the home."""
-    parser = argparse.ArgumentParser(prog="confide coordinator check", add_help=False, allow_abbrev=False)
+    parser = VerbParser("confide coordinator check", add_help=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--home")
     parser.add_argument("--format", choices=FORMATS, default="table")

@@ -21,6 +21,7 @@ from federation import contract as contracts
 from federation import plan as plans
 from federation.codes import CODES
 from federation.contract import DataContract
+from federation.edge.arguments import VerbParser
 from federation.edge.clock import SystemClock
 from federation.edge.configuration import environment
 from federation.edge.documents import read_document
@@ -77,7 +78,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _options(arguments: list[str]) -> argparse.Namespace | None:
-    parser = argparse.ArgumentParser(prog="confide job simulate", add_help=False, allow_abbrev=False)
+    parser = VerbParser("confide job simulate", add_help=False)
     parser.add_argument("plan", nargs="?")
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--sites", type=int)

@@ -9,6 +9,7 @@ from coordinator.membership import Membership, add_person, remove_person
 from coordinator.membership_desk import Desk, Parser, checked, open_desk, say
 from coordinator.membership_store import Change, PutPerson, RemovePerson, api_token_digest
 from federation.charter import Person, PersonName, Role
+from federation.edge.arguments import run_verb
 from federation.edge.audit_trail import person as named
 from federation.edge.files import remove_file, write_whole
 from federation.edge.homes import load_identity
@@ -19,14 +20,22 @@ from federation.words import fingerprint_words
 
 TOKEN_PREFIX: Final = "cfu1."  # noqa: S105 (how a token begins, not a token)
 
+HELP: Final = """usage: confide coordinator user [VERB] [options]
+
+People who may submit jobs, ask the audit log, or look. Without a verb: list.
+
+  list     who they are, and whether the charter in force has them
+  add      a person with a role; makes a signing key and an API token
+  remove   end what a person may do
+
+Each verb explains itself: confide coordinator user VERB --help
+Example: confide coordinator user add alice@example.org --role coordinator
+"""
+
 
 def user(arguments: list[str]) -> int:
     """Add, list or remove people."""
-    verb = arguments[0] if arguments and not arguments[0].startswith("-") else "list"
-    action = _VERBS.get(verb)
-    if action is None:
-        raise InvalidInput("CFD-G02", f"there is no `user {verb}`", hint=f"there are: {', '.join(_VERBS)}")
-    return action(arguments[1:] if arguments and arguments[0] == verb else arguments)
+    return run_verb("coordinator user", _VERBS, arguments, help_text=HELP, default="list")
 
 
 def _list(arguments: list[str]) -> int:

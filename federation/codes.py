@@ -39,7 +39,7 @@ GENERAL: Final = _rows(
         "the program met a state that it doesn't know",
         "report the reference id; the log has the trace",
     ),
-    ("CFD-G02", 2, "the command line is not understood", "see `confide help`"),
+    ("CFD-G02", 2, "the command line is not understood", "`--help` after the command says what is possible"),
     (
         "CFD-G03",
         78,
@@ -259,7 +259,7 @@ JOB: Final = _rows(
         "CFD-J04",
         2,
         "the data contract of the plan is not known here, or the sites hold different ones under its name",
-        "hand the contract in with the job, or put it into the coordinator's contracts folder",
+        "give it with `--contract FILE`, or put it beside the plan, or into the coordinator's contracts folder",
     ),
     ("CFD-J05", 2, "the idempotency key was used for another plan", "use a new key for a new plan"),
     (
@@ -321,7 +321,7 @@ JOB: Final = _rows(
 SITE: Final = _rows(
     ("CFD-R40", 1, "another plan was offered under a job that this site knows", "submit the plan as a job of its own"),
     ("CFD-R41", 1, "an older round was asked for again", "nothing; the site works on newer rounds only"),
-    ("CFD-R42", 1, "the site doesn't know this job", "offer the job to the site"),
+    ("CFD-R42", 1, "the site doesn't know this job", "`confide job show JOB` and `confide site status` say who does"),
     ("CFD-R43", 1, "the site has not accepted this job", "wait for its answer, or ask its operator"),
     ("CFD-R44", 1, "the job has ended at this site", "submit a new job"),
     ("CFD-R45", 1, "the job is paused at this site", "resume the job; `confide site resume` frees the operator's hold"),

@@ -231,7 +231,7 @@ class Label(Strict):
     @model_validator(mode="after")
     def _one_rule(self) -> Self:
         if (self.positive is None) == (self.classes is None):
-            raise ValueError("a label has either `positive` or `classes`")
+            raise ValueError("a label has either `positive`, the values that count as yes, or `classes`, all of them")
         values = self.positive or self.classes or ()
         if len(set(values)) != len(values):
             raise ValueError("a value is listed twice")
@@ -366,14 +366,17 @@ def _check_label(contract: DataContract) -> None:
     if column.missing.rule in ("impute", "indicator"):
         raise ValueError("a missing label can't be imputed; use `drop-row` or `refuse`")
     if isinstance(column, CategoryColumn):
+        possible = ", ".join(column.levels)
         unknown = [value for value in values if value not in column.levels]
     elif isinstance(column, BooleanColumn):
+        possible = "true, false"
         unknown = [value for value in values if value not in ("true", "false")]
     elif isinstance(column, IntegerColumn):
+        possible = "whole numbers"
         unknown = [value for value in values if not re.fullmatch(r"0|-?[1-9][0-9]{0,15}", value)]
     else:
         raise ValueError("the label column must be a category, an integer or a boolean")
     if unknown:
-        raise ValueError(f"the label value {unknown[0]!r} is not a value of column {column.name}")
+        raise ValueError(f"the label value {unknown[0]!r} is not a value of column {column.name} ({possible})")
     if contract.label.column == contract.entity:
         raise ValueError("the label column can't be the entity column")

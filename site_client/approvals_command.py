@@ -1,11 +1,11 @@
 """`confide site approvals list | show | approve | deny`: jobs that wait for a person of this site."""
 
 import json
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from federation.edge.arguments import run_verb
 from federation.edge.tables import print_record, print_rows
 from site_client.command_line import Parser, open_home, open_ledger_of, reading_store, wants_help
 
@@ -31,14 +31,9 @@ Example:
 
 def main(arguments: list[str]) -> int:
     """Run one verb and return the exit status."""
-    if not arguments or arguments[0] in ("-h", "--help", "help") or wants_help(arguments):
-        print(HELP, end="")
-        return 0
-    verb = VERBS.get(arguments[0])
-    if verb is None:
-        print(f"confide site approvals: unknown verb {arguments[0]!r}\n\n{HELP}", file=sys.stderr, end="")
-        return 2
-    return verb(arguments[1:])
+    if wants_help(arguments):
+        arguments = ["--help"]
+    return run_verb("site approvals", VERBS, arguments, help_text=HELP)
 
 
 def list_(arguments: list[str]) -> int:

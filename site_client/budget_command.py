@@ -1,11 +1,12 @@
 """`confide site budget …`: what a data set's privacy budget has gone into, and settling a job by hand."""
 
-import argparse
 import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
+
+from federation.edge.arguments import VerbParser, run_verb
 
 if TYPE_CHECKING:
     from federation.edge.clock import Clock
@@ -43,19 +44,12 @@ Example:
 
 def main(arguments: list[str]) -> int:
     """Run one verb and return the exit status."""
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(HELP, end="")
-        return 0
-    verb = VERBS.get(arguments[0])
-    if verb is None:
-        print(f"confide site budget: unknown verb {arguments[0]!r}\n\n{HELP}", file=sys.stderr, end="")
-        return 2
-    return verb(arguments[1:])
+    return run_verb("site budget", VERBS, arguments, help_text=HELP)
 
 
 def show(arguments: list[str]) -> int:
     """Print the budget of a data set."""
-    parser = argparse.ArgumentParser("confide site budget show", description="Reserved, spent and left of a data set.")
+    parser = VerbParser("confide site budget show", about="Reserved, spent and left of a data set.")
     parser.add_argument("name", metavar="NAME", help="the data set")
     parser.add_argument("--statement", action="store_true", help="what it means for a person, in plain words")
     parser.add_argument("--format", choices=("table", "json"), default="table")
@@ -104,7 +98,7 @@ def exact_of(figures: "DataSetFigures", clock: "Clock") -> dict[str, float]:
 
 def settle(arguments: list[str]) -> int:
     """End a job's reservation."""
-    parser = argparse.ArgumentParser("confide site budget settle", description="End a job's reservation by hand.")
+    parser = VerbParser("confide site budget settle", about="End a job's reservation by hand.")
     parser.add_argument("job", metavar="JOB")
     parser.add_argument("--reason", required=True, help="kept in the ledger, and sealed in the audit log")
     parser.add_argument("--format", choices=("table", "json"), default="table")
@@ -137,7 +131,7 @@ def settle(arguments: list[str]) -> int:
 
 def raise_(arguments: list[str]) -> int:
     """Ask for another promise."""
-    parser = argparse.ArgumentParser("confide site budget raise", description="Replace a data set's promise.")
+    parser = VerbParser("confide site budget raise", about="Replace a data set's promise.")
     parser.add_argument("data_set", metavar="NAME")
     parser.add_argument("--epsilon", required=True)
     parser.add_argument("--delta")
@@ -149,7 +143,7 @@ def raise_(arguments: list[str]) -> int:
 
 def foreign(arguments: list[str]) -> int:
     """Ask that a release made elsewhere be counted."""
-    parser = argparse.ArgumentParser("confide site budget foreign", description="Count a release made elsewhere.")
+    parser = VerbParser("confide site budget foreign", about="Count a release made elsewhere.")
     parser.add_argument("data_set", metavar="NAME")
     parser.add_argument("--epsilon", required=True)
     parser.add_argument("--delta", required=True, help="0 for a release known by its epsilon alone")
@@ -160,7 +154,7 @@ def foreign(arguments: list[str]) -> int:
 
 def recover(arguments: list[str]) -> int:
     """Ask that a restored ledger be made good."""
-    parser = argparse.ArgumentParser("confide site budget recover", description="Make a restored ledger good.")
+    parser = VerbParser("confide site budget recover", about="Make a restored ledger good.")
     parser.add_argument("--means", required=True, choices=("replayed", "charged", "retired"))
     parser.add_argument("--reason", required=True, help="kept in the ledger")
     parser.add_argument("--rounds", metavar="JOB=N,…", help="rounds that the coordinator's log names")
@@ -168,7 +162,7 @@ def recover(arguments: list[str]) -> int:
     return _ask("recover", parser, arguments)
 
 
-def _ask(verb: str, parser: argparse.ArgumentParser, arguments: list[str]) -> int:
+def _ask(verb: str, parser: VerbParser, arguments: list[str]) -> int:
     parser.add_argument("--format", choices=("table", "json"), default="table")
     parser.add_argument("--home", metavar="DIR", default=None)
     options = vars(parser.parse_args(arguments))

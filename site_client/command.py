@@ -17,10 +17,12 @@ HELP: Final = """confide site: one institution's side of the federation
   drain                               end after the phases under way
   abort JOB                           end a job here, at once
   members list|accept|refuse          whom this site accepts as other members
-  data add|list|show|verify|retire    the data sets that may be trained on
+  data add|list|show|verify|opt-out|retire
+                                      the data sets that may be trained on
   policy show|test|history            what may run here
   approvals list|show|approve|deny    jobs that wait for a person
-  budget show|settle|raise|foreign|recover   what each data set's privacy budget has gone into, and its changes
+  budget show|settle|raise|foreign|recover
+                                      what each data set's privacy budget has gone into, and its changes
 
 All take --home DIR (default: CONFIDE_HOME, else the XDG place). More: confide site VERB --help
 

@@ -1,10 +1,11 @@
 """What the site's commands share: a parser with the example of its help, and the databases as a reader sees them."""
 
-import argparse
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
+from federation.edge.arguments import VerbParser
 from federation.edge.tables import FORMATS
 from federation.errors import ConfigurationWrong, InvalidInput
 
@@ -14,22 +15,13 @@ if TYPE_CHECKING:
     from site_client.store import Store
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(VerbParser):
     """A parser of one verb, with --home and --format; a mistake is told with the help's own example."""
 
     def __init__(self, verb: str, help_text: str) -> None:
-        super().__init__(prog=f"confide site {verb}", add_help=False, allow_abbrev=False)
-        self._example = help_text.strip().splitlines()[-1].strip()
+        super().__init__(f"confide site {verb}", example=help_text.strip().splitlines()[-1].strip(), add_help=False)
         self.add_argument("--home", metavar="DIR")
         self.add_argument("--format", choices=FORMATS, default="table")
-
-    def error(self, message: str) -> NoReturn:
-        """Refuse the command line.
-
-        Raises:
-            InvalidInput: Always.
-        """
-        raise InvalidInput("CFD-G02", f"{self.prog}: {message}", hint=f"such as: {self._example}")
 
 
 def wants_help(arguments: list[str]) -> bool:
@@ -73,6 +65,19 @@ def open_ledger_of(home: str | None) -> "BudgetStore":
     store = BudgetStore.open(place, clock=SystemClock(), actor="operator")
     store.hold_to(lambda: recorded_in(folder))
     return store
+
+
+def agreed(question: str, *, why: str) -> bool:
+    """Ask on the terminal and return whether the answer is yes; `why` says what speaks against going on unasked.
+
+    Raises:
+        InvalidInput: Standard input is no terminal, so nobody can answer.
+    """
+    if not sys.stdin.isatty():
+        raise InvalidInput("CFD-G02", f"{why}, and nobody can be asked here", hint="add --yes")
+    sys.stderr.write(question)
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().casefold() in ("y", "yes")
 
 
 @contextmanager

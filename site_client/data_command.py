@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from federation.edge.arguments import VerbParser, run_verb
+from site_client.command_line import agreed
+
 if TYPE_CHECKING:
     from federation.contract import DataContract
     from federation.edge.clock import Clock
@@ -42,14 +45,7 @@ SHORT_VERSION: Final = 12
 
 def main(arguments: list[str]) -> int:
     """Run one verb and return the exit status."""
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(HELP, end="")
-        return 0
-    verb = VERBS.get(arguments[0])
-    if verb is None:
-        print(f"confide site data: unknown verb {arguments[0]!r}\n\n{HELP}", file=sys.stderr, end="")
-        return 2
-    return verb(arguments[1:])
+    return run_verb("site data", VERBS, arguments, help_text=HELP)
 
 
 def add(arguments: list[str]) -> int:
@@ -164,7 +160,7 @@ def retire(arguments: list[str]) -> int:
     parser = _parser("retire", "Let a data set be opened no more.", name=True)
     parser.add_argument("--yes", action="store_true", help="don't ask")
     options = parser.parse_args(arguments)
-    if not options.yes and not _agreed(f"Retire {options.name}? It can't be undone. [y/N] "):
+    if not options.yes and not agreed(f"Retire {options.name}? It can't be undone. [y/N] ", why="this can't be undone"):
         print("nothing was changed", file=sys.stderr)
         return 1
     from federation.edge.tables import print_record
@@ -178,10 +174,8 @@ def retire(arguments: list[str]) -> int:
 # --- options --------------------------------------------------------------------------------------------------
 
 
-def _parser(
-    verb: str, about: str, *, name: bool = False, formats: tuple[str, ...] = ("table", "json")
-) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(f"confide site data {verb}", description=about)
+def _parser(verb: str, about: str, *, name: bool = False, formats: tuple[str, ...] = ("table", "json")) -> VerbParser:
+    parser = VerbParser(f"confide site data {verb}", about=about)
     if name:
         parser.add_argument("name", metavar="NAME", help="the data set")
     parser.add_argument("--format", choices=formats, default="table")
@@ -253,15 +247,6 @@ def _split(options: argparse.Namespace, data_map: "DataMap") -> "SplitRule":
     if not 0 <= share <= 0.9:
         raise InvalidInput("CFD-D16", f"--held-out {share}: a share from 0 to 0.9")
     return SplitRule(share=share)
-
-
-def _agreed(question: str) -> bool:
-    if not sys.stdin.isatty():
-        from federation.errors import InvalidInput
-
-        raise InvalidInput("CFD-G02", "this can't be undone, and nobody can be asked here", hint="add --yes")
-    print(question, end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().casefold() in ("y", "yes")
 
 
 # --- the home -------------------------------------------------------------------------------------------------

@@ -1,17 +1,17 @@
 """`confide site enrol` and `confide site members list | accept | refuse`."""
 
-import argparse
 import secrets
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from federation.edge.configuration import environment, load_configuration, resolve_home
 from federation.edge.files import read_bytes, read_input
 from federation.edge.homes import SiteHome
-from federation.edge.tables import FORMATS, print_record, print_rows
+from federation.edge.tables import print_record, print_rows
 from federation.errors import ConfigurationWrong, InvalidInput
+from site_client.command_line import Parser, agreed, wants_help
 
 HELP: Final = """confide site enrol: become a site of a federation
 
@@ -43,22 +43,6 @@ Example:
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    def __init__(self, command: str, help_text: str) -> None:
-        super().__init__(prog=f"confide site {command}", add_help=False, allow_abbrev=False)
-        self._help_text = help_text
-        self.add_argument("--home", metavar="DIR")
-        self.add_argument("--format", choices=FORMATS, default="table")
-
-    def error(self, message: str) -> NoReturn:
-        example = self._help_text.strip().splitlines()[-1].strip()
-        raise InvalidInput("CFD-G02", f"{self.prog}: {message}", hint=f"such as: {example}")
-
-
-def _wants_help(arguments: list[str]) -> bool:
-    return any(word in ("-h", "--help") for word in arguments)
-
-
 def _say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
@@ -68,10 +52,10 @@ def _say(text: str) -> None:
 
 def enrol(arguments: list[str]) -> int:
     """Become a site of a federation."""
-    if _wants_help(arguments):
+    if wants_help(arguments):
         print(HELP, end="")
         return 0
-    parser = _Parser("enrol", HELP)
+    parser = Parser("enrol", HELP)
     parser.add_argument("address", metavar="https://HOST:PORT")
     parser.add_argument("--token", metavar="TOKEN")
     parser.add_argument("--token-file", metavar="FILE")
@@ -136,7 +120,7 @@ def _read_token(name: str) -> str:
 
 def members(arguments: list[str]) -> int:
     """List the other members, accept or refuse one."""
-    if _wants_help(arguments):
+    if wants_help(arguments):
         print(MEMBERS_HELP, end="")
         return 0
     verb = arguments[0] if arguments and not arguments[0].startswith("-") else "list"
@@ -165,7 +149,7 @@ def _open(home_flag: str | None) -> tuple[SiteHome, Any]:
 
 
 def _list(arguments: list[str]) -> int:
-    options = _Parser("members list", MEMBERS_HELP).parse_args(arguments)
+    options = Parser("members list", MEMBERS_HELP).parse_args(arguments)
     from federation.words import fingerprint_words
 
     _, store = _open(options.home)
@@ -201,11 +185,11 @@ def _answering(*, accepted: bool) -> Callable[[list[str]], int]:
     verb = "accept" if accepted else "refuse"
 
     def run(arguments: list[str]) -> int:
-        parser = _Parser(f"members {verb}", MEMBERS_HELP)
+        parser = Parser(f"members {verb}", MEMBERS_HELP)
         parser.add_argument("site", metavar="SITE")
         parser.add_argument("--yes", action="store_true")
         options = parser.parse_args(arguments)
-        _answer(options.home, options.site, accepted=accepted, asks=not options.yes and sys.stdin.isatty())
+        _answer(options.home, options.site, accepted=accepted, asks=not options.yes)
         return 0
 
     return run
@@ -224,7 +208,11 @@ def _answer(home_flag: str | None, site: str, *, accepted: bool, asks: bool) -> 
     held.answer(site, accepted=accepted, by="check")  # refuses an unknown member before anything is recorded
     member = held.charter.member(site)
     _say(f"{site} is run by {member.operator}. The words of its key:\n    " + _words(member, fingerprint_words))
-    if asks and accepted and input("Did you compare them with that institution? [y/N] ").strip().lower() != "y":
+    if (
+        asks
+        and accepted
+        and not agreed("Did you compare them with that institution? [y/N] ", why="the words are to be compared")
+    ):
         _say("Nothing was changed.")
         return
     actor = person(home.audit, clock)

@@ -1,9 +1,10 @@
 """`confide site run`: the daemon, until a signal ends it."""
 
-import argparse
 import signal
 from types import FrameType
 from typing import Final
+
+from federation.edge.arguments import VerbParser
 
 HELP: Final = """confide site run: work for the federation until told to stop
 
@@ -21,7 +22,7 @@ Example:
 
 def run(arguments: list[str]) -> int:
     """Run the daemon and return the exit status."""
-    parser = argparse.ArgumentParser("confide site run", add_help=False)
+    parser = VerbParser("confide site run", add_help=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--home", metavar="DIR")
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"))

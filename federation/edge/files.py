@@ -141,6 +141,8 @@ def read_bytes(path: Path, *, limit_bytes: int = MAX_SMALL_FILE_BYTES) -> bytes:
         with path.open("rb") as file:
             content = file.read(limit_bytes + 1)
     except OSError as problem:
+        if problem.errno == errno.ENOENT:
+            raise ConfigurationWrong("CFD-G04", f"cannot read {path}: there is no such file") from problem
         raise ConfigurationWrong(
             "CFD-G04",
             f"cannot read {path} (uid {os.geteuid()}, owner {_owner(path)}): {problem.strerror or 'not allowed'}",

@@ -23,6 +23,47 @@ def test_a_word_that_is_nearly_right_gets_a_suggestion(capsys: pytest.CaptureFix
     assert "did you mean `confide site`?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        "job submit",
+        "job show --colour red",
+        "job simulate --sites x",
+        "model show",
+        "coordinator serve --colour",
+        "coordinator check --format xml",
+        "coordinator sites frob",
+        "coordinator user add",
+        "coordinator init --colour",
+        "site run --colour",
+        "site data add",
+        "site data frob",
+        "site budget show",
+        "site budget frob",
+        "site policy frob",
+        "site approvals frob",
+        "site members frob",
+        "audit query --colour",
+        "audit frob",
+        "audit query --limit many",
+        "demo --colour",
+        "schema frob",
+        "completion frob",
+    ],
+)
+def test_each_mistake_on_the_command_line_has_a_code_and_a_hint(
+    mistake: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = confide_cli.run(mistake.split())
+    except SystemExit as ended:
+        status = ended.code
+    shown = capsys.readouterr()
+    assert (status, shown.out) == (2, "")
+    assert [line.split()[0] for line in shown.err.splitlines()] == ["error", "hint:"]
+    assert "CFD-G02" in shown.err
+
+
 def test_an_error_for_people_is_two_lines_and_its_own_status(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,7 +138,7 @@ WRONG: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
     "two label rules": (
         [NUMBER, LABEL],
         {"label": {"column": "label", "positive": [1], "classes": [0, 1]}},
-        "either `positive` or `classes`",
+        "a label has either `positive`",
     ),
     "no feature": ([LABEL], {}, "encode to 0 features"),
     "days without origin": ([{"name": "d", "type": "date", "encoding": "days"}, NUMBER, LABEL], {}, "`origin` belongs"),

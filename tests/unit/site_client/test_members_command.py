@@ -1,3 +1,4 @@
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,15 @@ def test_members_wait_until_the_operator_has_answered(site: Site) -> None:
     site.run("refuse", "chur")
     assert site.accepted() == {"st-anna": "this site", "bern": "yes", "chur": "refused"}
     assert decided(site.home.audit) == [("member.enrolled", "allowed"), ("member.enrolled", "refused")]
+
+
+def test_nobody_is_accepted_unasked_where_nobody_can_answer(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))  # no terminal
+    with pytest.raises(ConfideError, match="compared") as refused:
+        site.run("accept", "bern")
+    assert refused.value.hint == "add --yes"
+    assert site.accepted()["bern"] == "no"
+    assert decided(site.home.audit) == []
 
 
 def test_the_policys_line_is_read_at_each_command(site: Site) -> None:
