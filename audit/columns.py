@@ -45,6 +45,10 @@ def column(event: Event, name: str) -> str | int | None:
     return value if isinstance(value, str | int) else None
 
 
+LEFT: Final = frozenset({"update.sent", "evaluation.sent", "metrics.sent"})
+"""Actions by which something leaves a site for a job."""
+
+
 def matches(wanted: Mapping[str, str | int], event: Event) -> bool:
     """Return whether `event` is one of those asked for: every filter in `wanted` holds.
 
@@ -59,6 +63,44 @@ def matches(wanted: Mapping[str, str | int], event: Event) -> bool:
     if action not in (event["action"], event["action"].partition(".")[0]):
         return False
     return all(column(event, name) == wanted[name] for name in COMPARED if name in wanted)
+
+
+class Selection:
+    """Which entries of a log are asked for, taken in order: those that match, and what left of a data set.
+
+    What leaves names its job and no data set. So where a data set is asked for, what left for a job behind an opening
+    of that data set for it belongs to the answer.
+
+    Args:
+        wanted: Values by name, as of `matches`.
+    """
+
+    def __init__(self, wanted: Mapping[str, str | int]) -> None:
+        self._wanted = wanted
+        self._of_what_left = {name: value for name, value in wanted.items() if name not in ("dataset", "version")}
+        self._jobs: set[str] = set()
+
+    def take(self, event: Event) -> bool:
+        """Return whether the next entry is one of those asked for."""
+        job = str(event.get("job", ""))
+        if self._left(event):
+            return job in self._jobs and matches(self._of_what_left, event)
+        if event["action"] == "data.opened" and event["decision"] == "allowed" and job and self._is_of_data(event):
+            self._jobs.add(job)
+        return matches(self._wanted, event)
+
+    def may(self, event: Event) -> bool:
+        """Return whether an entry can be one of those asked for, whatever came before it."""
+        return matches(self._of_what_left if self._left(event) else self._wanted, event)
+
+    def _left(self, event: Event) -> bool:
+        return "dataset" in self._wanted and event["action"] in LEFT and "dataset" not in event
+
+    def _is_of_data(self, event: Event) -> bool:
+        names = ("dataset", "version")
+        return "dataset" in self._wanted and all(
+            column(event, name) == self._wanted[name] for name in names if name in self._wanted
+        )
 
 
 def format_time(t_us: int) -> str:

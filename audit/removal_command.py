@@ -126,6 +126,7 @@ def _redact(log: FoundLog, approved: Approved) -> None:
         leaf_hash=row.leaf_hash,
         target_writer=str(row.event["writer"]),
         target_seq=int(row.event["seq"]),
+        target_action=str(row.event["action"]),
         basis=str(wanted["basis"]),
         approval=approved.approval,
     )

@@ -23,7 +23,10 @@ class SequenceRules:
     _ever_opened: bytearray = field(default_factory=bytearray)
     """One bit for each entry, so that memory stays small over a million openings."""
     _rounds_opened: set[tuple[str, int]] = field(default_factory=set)
-    _unread: set[int] = field(default_factory=set)
+    _unread: dict[int, str] = field(default_factory=dict)
+    """Entries that can't be read, with the action that a redaction's record gives them, else with none."""
+    _doubted: list[tuple[int, str, str]] = field(default_factory=list)
+    """Index, text and missing action of what is a flaw unless an entry that can't be read explains it."""
     _begin: int = 0
     _retired: set[str] = field(default_factory=set)
     _accepted: set[str] = field(default_factory=set)
@@ -33,14 +36,16 @@ class SequenceRules:
     def _flaw(self, index: int, what: str) -> None:
         self.flaws.append(Flaw(CODE, f"entry {index}", what))
 
-    def _flaw_by_absence(self, index: int, what: str) -> None:
-        """Add a flaw that is one only if every entry before was read."""
-        if not self._unread and not self._begin:
+    def _flaw_by_absence(self, index: int, what: str, missing: str) -> None:
+        """Add a flaw that is one only if no entry before, which can't be read, was of the action that is missing."""
+        if self._unread and not self._begin:
+            self._doubted.append((index, what, missing))
+        elif not self._begin:
             self._flaw(index, what)
 
     def pass_over(self, index: int) -> None:
         """Know that an entry can't be read: what could rest on it alone is no flaw."""
-        self._unread.add(index)
+        self._unread[index] = ""
 
     def pass_over_all_before(self, index: int) -> None:
         """Know that the entries before an index went to an archive."""
@@ -53,6 +58,9 @@ class SequenceRules:
         if event["decision"] != "allowed":
             return
         match event["action"]:
+            case "audit.redacted":
+                if event["index"] in self._unread:
+                    self._unread[event["index"]] = event.get("target_action", "")
             case "data.opened":
                 self._take_opened(index, event)
             case "data.retired":
@@ -64,7 +72,7 @@ class SequenceRules:
             case "update.sent":
                 if (event["job"], event["round"]) not in self._rounds_opened:
                     what = f"an update of round {event['round']} left, but no data were opened for it"
-                    self._flaw_by_absence(index, what)
+                    self._flaw_by_absence(index, what, "data.opened")
             case "budget.reserved" | "budget.leased" | "budget.spent":
                 self._take_budget(index, event)
 
@@ -78,7 +86,9 @@ class SequenceRules:
         if job is not None:
             self._rounds_opened.add((job, event["round"]))
             if job not in self._accepted:
-                self._flaw_by_absence(index, f"data were opened for job {job}, which wasn't accepted before")
+                self._flaw_by_absence(
+                    index, f"data were opened for job {job}, which wasn't accepted before", "job.accepted"
+                )
 
     def _take_ended(self, index: int, event: Event) -> None:
         opened = event["opened"]
@@ -102,11 +112,14 @@ class SequenceRules:
                 self._reserved[key] = max(eps_nano, self._reserved.get(key, 0))
             case "budget.leased":
                 if eps_nano > self._reserved.get(key, -1):
-                    self._flaw_by_absence(index, f"job {key[0]} leased more of {key[1]} than was reserved")
+                    what = f"job {key[0]} leased more of {key[1]} than was reserved"
+                    self._flaw_by_absence(index, what, "budget.reserved")
                 self._leased[key] = max(eps_nano, self._leased.get(key, 0))
             case _:
                 if eps_nano > self._leased.get(key, -1):
-                    self._flaw_by_absence(index, f"job {key[0]} spent more of {key[1]} than was leased")
+                    self._flaw_by_absence(
+                        index, f"job {key[0]} spent more of {key[1]} than was leased", "budget.leased"
+                    )
 
     def finish(self, last_event: Event | None) -> list[Flaw]:
         """Return all flaws, after the last entry.
@@ -116,6 +129,9 @@ class SequenceRules:
         """
         running = last_event is not None and last_event["action"] != "log.closed"
         boot = last_event["boot"] if last_event is not None else ""
+        for index, what, missing in self._doubted:
+            if not any(at < index and action in ("", missing) for at, action in self._unread.items()):
+                self._flaw(index, what)
         for index, event in self._open.items():
             if not (running and event["boot"] == boot):
                 self._flaw(index, "opened data, and no entry ends it")

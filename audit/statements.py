@@ -109,8 +109,8 @@ ADD_EVIDENCE: Final = insert(tables.evidence).values(
 KEEP_PATH: Final = (
     update(tables.trail).where(tables.trail.c.idx == bindparam("index")).values(path=bindparam("new_path"))
 )
-PRUNE: Final = (
-    delete(tables.entry).where(tables.entry.c.idx < bindparam("below")),
+PRUNE_ENTRIES: Final = delete(tables.entry).where(tables.entry.c.idx < bindparam("below"))
+PRUNE_ROWS: Final = (
     delete(tables.event).where(tables.event.c.idx < bindparam("below")),
     delete(tables.left_open).where(tables.left_open.c.idx < bindparam("below")),
 )

@@ -18,6 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from audit import database, statements, tables, tiles
 from audit.errors import AppendFailed, AuditError, LogUnreadable, SecondWriter
+from audit.keeper import keeping
 from audit.places import Places
 from audit.projection import Projected
 from audit.snapshot import Snapshot
@@ -281,12 +282,9 @@ class Store:
         if sqlite:
             self._driver.execute("PRAGMA secure_delete=ON")
         with self._transaction() as cursor:
-            if not sqlite:  # the right that `database.create` took from this account
-                cursor.execute(f"GRANT UPDATE ON {tables.entry.name} TO CURRENT_USER")
             text = statements.text_of(statements.EMPTY_LEAF, self._kind)
-            cursor.execute(text, (b"", index, leaf_hash))
-            if not sqlite:
-                cursor.execute(f"REVOKE UPDATE ON {tables.entry.name} FROM CURRENT_USER")
+            with contextlib.nullcontext() if sqlite else keeping(cursor, "UPDATE"):
+                cursor.execute(text, (b"", index, leaf_hash))
             cursor.execute(statements.text_of(statements.FORGET_ROW, self._kind), (index,))
         if sqlite:
             with contextlib.suppress(sqlite3.Error):  # a reader holds it: what was there goes with the next
@@ -306,12 +304,10 @@ class Store:
             keep = statements.text_of(statements.KEEP_PATH, self._kind)
             for index, path in paths.items():
                 cursor.execute(keep, (path, index))
-            if not sqlite:  # the right that `database.create` took from this account
-                cursor.execute(f"GRANT DELETE ON {tables.entry.name} TO CURRENT_USER")
-            for statement in statements.PRUNE:
+            with contextlib.nullcontext() if sqlite else keeping(cursor, "DELETE"):
+                cursor.execute(statements.text_of(statements.PRUNE_ENTRIES, self._kind), (below,))
+            for statement in statements.PRUNE_ROWS:
                 cursor.execute(statements.text_of(statement, self._kind), (below,))
-            if not sqlite:
-                cursor.execute(f"REVOKE DELETE ON {tables.entry.name} FROM CURRENT_USER")
             cursor.execute(statements.text_of(statements.PRUNE_TILES, self._kind), (below // tiles.HASHES_PER_TILE,))
 
     def forget_projections(self) -> None:

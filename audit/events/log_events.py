@@ -146,6 +146,7 @@ class AuditRedacted(Draft):
     leaf_hash: Hash
     target_writer: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:/-]{1,200}$")]
     target_seq: Count
+    target_action: Token | None = None
     basis: Token
     approval: Approval
 

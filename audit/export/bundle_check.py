@@ -14,7 +14,7 @@ from typing import Final
 from audit import checkpoint as checkpoints
 from audit import proofs, tiles
 from audit.canonical import Event
-from audit.columns import format_time, matches
+from audit.columns import Selection, format_time
 from audit.commitments import commitment_of
 from audit.errors import AuditError, EntryRefused, LogUnreadable, NotCanonical, NoteRefused, ProofRefused
 from audit.export import bundle, container
@@ -308,13 +308,14 @@ class BundleCheck:
             self._check_rows(self._selected(manifest))
 
     def _selected(self, manifest: Manifest) -> Iterator[tuple[int, str, Event]]:
+        selection = Selection(manifest.filters)
         indices = bundle.numbered(self.files.sizes, "entries", "entry")
         for index in indices:
             leaf = self._proved(index, bundle.entry_path(index), bundle.proof_path(index))
             event = None if leaf is None else self._opened(index, leaf)
             if leaf is None or event is None:
                 continue
-            if not matches(manifest.filters, event) or not manifest.first <= index < manifest.end:
+            if not selection.may(event) or not manifest.first <= index < manifest.end:
                 self._flaw("CFD-A14", f"entry {index}", "isn't one that was asked for")
             yield index, hash_text(leaf_hash(leaf)), event
         if not indices and manifest.files.get(bundle.ROWS, None) is None:
@@ -339,12 +340,13 @@ class BundleCheck:
 
     def _check_fences(self, manifest: Manifest) -> None:
         times: dict[int, int] = {}
+        selection = Selection(manifest.filters)
 
         def matching() -> Iterator[tuple[int, str, Event]]:
             for index, hashed, event in self._range(manifest):
                 if index in (manifest.first, manifest.end - 1):
                     times[index] = event["t_us"]
-                if matches(manifest.filters, event):
+                if selection.take(event):
                     yield index, hashed, event
 
         self._check_rows(matching())

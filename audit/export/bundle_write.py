@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from audit import checkpoint as checkpoints
 from audit import proofs, tiles
 from audit.canonical import Event
-from audit.columns import matches
+from audit.columns import Selection
 from audit.errors import LogUnreadable
 from audit.export import bundle
 from audit.export.bundle import FileSum, Manifest
@@ -143,10 +143,11 @@ class BundleWriter:
 
     def matching(self) -> Iterator[Proved]:
         """Yield what is asked for, in order."""
+        selection = Selection(self.request.filters)
         for index, leaf in enumerate(self.log.leaves(self.first, self.end), self.first):
             if leaf:
                 event, _ = read_frame(leaf, origin=self.signed.origin)
-                if matches(self.request.filters, event):
+                if selection.take(event):
                     yield index, leaf, event
 
     def _put(self, name: str, data: bytes) -> None:

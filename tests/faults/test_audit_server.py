@@ -16,6 +16,7 @@ import psycopg
 import pytest
 from sqlalchemy import make_url
 
+from audit.command import main
 from audit.database import Server
 from audit.errors import AppendFailed, LogUnreadable, SecondWriter, SettingsUnsafe
 from audit.log import AuditLog
@@ -260,6 +261,47 @@ def test_the_account_of_the_log_can_neither_change_nor_remove_an_entry(tmp_path:
     with reopen(tmp_path) as log:
         log.append(draft())
     assert len(list(read_rows(find_log(tmp_path)))) == 6
+
+
+def test_a_second_role_keeps_the_entries_and_lends_its_right_to_a_redaction_alone(tmp_path: Path, url: str) -> None:
+    """The statements of the README, by an administrator; the log's account can't even give itself the right."""
+    address, number = make_url(url), time.monotonic_ns()
+    account, keeper = f"log{number}", f"keeper{number}"
+    sql(url, f"CREATE ROLE {account} LOGIN")
+    sql(url, f'GRANT CREATE ON DATABASE "{address.database}" TO {account}')
+    own = address.set(username=account).render_as_string()
+    create(tmp_path, settings=log_settings(own)).close()
+    text = (Path(__file__).parents[2] / "audit" / "README.md").read_text(encoding="utf-8")
+    block = text.partition("    CREATE ROLE confide_keeper")[2].partition("\n\n")[0]
+    for line in f"    CREATE ROLE confide_keeper{block}".split("\n"):
+        sql(url, line.partition("--")[0].replace("confide_keeper", keeper).replace("confide_log", account))
+    sql(own, f"GRANT UPDATE ON audit_1.entry TO {account}")  # a warning: it has nothing to give
+    for statement in (
+        "UPDATE audit_1.entry SET leaf = ''",
+        "DELETE FROM audit_1.entry",
+        "DROP SCHEMA audit_1 CASCADE",
+        f"SET ROLE {keeper}",
+        "DROP TABLE audit_1.entry",
+    ):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            sql(own, statement)
+    with reopen(tmp_path) as log:
+        log.append(draft())
+        before = log.size
+    (tmp_path / "site.yaml").write_text("audit: {two_people: false}\n")
+    with pytest.raises(AppendFailed, match=f"belongs to role {keeper}") as refused:
+        main(["redact", str(tmp_path), "4", "--basis", "gdpr-17"])
+    assert f"GRANT {keeper} TO {account}" in refused.value.hint
+    sql(url, f"GRANT {keeper} TO {account}")
+    reopen(tmp_path).close()
+    result = verified(tmp_path)
+    assert (result.flaws, [note.where for note in result.notes if note.code == "CFD-A41"]) == ([], ["entry 4"])
+    assert result.size > before
+    sql(url, f"REVOKE {keeper} FROM {account}")
+    with reopen(tmp_path) as log:
+        log.append(draft())
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        sql(own, "DELETE FROM audit_1.entry")
 
 
 @pytest.mark.parametrize(

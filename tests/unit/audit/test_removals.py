@@ -14,7 +14,17 @@ from audit import commitments, edge
 from audit.access import Grant
 from audit.command import main
 from audit.errors import AuditError, LogUnreadable, ReadRefused
-from audit.events import Actor, Approval, AuditRedacted, JobDenied, JobSubmitted, Purpose, SubjectErased
+from audit.events import (
+    Actor,
+    Approval,
+    AuditRedacted,
+    Egress,
+    JobDenied,
+    JobSubmitted,
+    Purpose,
+    SubjectErased,
+    UpdateSent,
+)
 from audit.key_files import read_key
 from audit.note import Ed25519Signer, sign_note
 from audit.private import PrivateStore
@@ -119,6 +129,24 @@ def test_redaction_keeps_every_proof(tmp_path: Path, become: Become, capsys: Cap
     assert main(["query", str(home), "--format", "jsonl"]) == 0
     assert SLIPPED not in capsys.readouterr().out
     reopen(home).close()
+
+
+@pytest.mark.parametrize(("slipped", "explains"), [("d0", False), ("the opening", True)])
+def test_a_redacted_entry_explains_only_what_its_own_action_could(
+    tmp_path: Path, become: Become, slipped: str, explains: bool
+) -> None:
+    """An update left without an opening; emptying another entry doesn't hide that, emptying the opening would."""
+    home = tmp_path / "home"
+    egress = Egress(what="update", hash=HASH, bytes=10, to="coordinator", encrypted=True)
+    with create(home) as log:
+        common: dict[str, Any] = {"decision": "allowed", "actor": DAEMON}
+        gone = log.append(draft(dataset_id="d0") if slipped == "d0" else opening())
+        log.append(UpdateSent(id=event_id(), **common, job="j", round=1, egress=egress))
+    assert main(["redact", str(home), str(gone.index), "--basis", "gdpr-17"]) == 0
+    become("bob")
+    assert main(["approve", str(home), request_of(home)]) == 0
+    flaws = [(flaw.code, flaw.where) for flaw in verified(home, complete=True).flaws]
+    assert flaws == ([] if explains else [("CFD-A17", f"entry {gone.index + 1}")])
 
 
 def test_a_bundle_with_a_redacted_entry_is_verified_and_one_blanked_without_a_record_is_not(

@@ -310,6 +310,26 @@ def test_exports_neutralise_and_give_back_each_rendering_of_a_bundle(tmp_path: P
     assert main(["verify", str(out), "--trust", policy]) == 0
 
 
+@pytest.mark.parametrize(
+    ("more", "sent"),
+    [([], 3), (["--complete"], 3), (["--action", "update"], 3), (["--since", "2026-11-25", "--complete"], 1)],
+)
+def test_a_bundle_about_a_data_set_has_what_left_of_it_and_of_no_other(
+    tmp_path: Path, more: list[str], sent: int
+) -> None:
+    home, out = november(tmp_path / "home"), tmp_path / "b.zip"
+    egress = Egress(what="update", hash=HASH, bytes=9, to="coordinator", encrypted=True)
+    with reopen(home) as log:
+        other: dict[str, Any] = {"decision": "allowed", "actor": DAEMON, "job": "lungs-1", "round": 0}
+        log.append(UpdateSent(id=event_id(), **other, egress=egress))
+    assert main(["export", str(home), "--dataset", "heart", "--out", str(out), *more]) == 0
+    with zipfile.ZipFile(out) as archive:
+        rows = [json.loads(line)["event"] for line in archive.read("rows.jsonl").splitlines()]
+    assert [row["job"] for row in rows if row["action"] == "update.sent"] == [JOB] * sent
+    policy = str(home / "trust" / f"{PARTY}.policy")
+    assert main(["verify", str(out), "--trust", policy, *(word for word in more if word == "--complete")]) == 0
+
+
 # --- one entry ---------------------------------------------------------------------------------------------------
 
 
