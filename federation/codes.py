@@ -186,6 +186,8 @@ POLICY: Final = _rows(  # CFD-S..  the site's policy, approvals
         "the site has no accelerator and trains on its CPU",
         "nothing, or give the rounds a longer deadline",
     ),
+    ("CFD-S13", 1, "the policy file changed while it was edited", "look at the file, and edit again"),
+    ("CFD-S14", 1, "the policy wasn't edited", "set EDITOR, or give the new policy by --from FILE"),
 )
 # CFD-D..  documents, data sets, maps, intake
 DATA: Final = _rows(

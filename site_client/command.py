@@ -19,7 +19,7 @@ HELP: Final = """confide site: one institution's side of the federation
   members list|accept|refuse          whom this site accepts as other members
   data add|list|show|verify|opt-out|retire
                                       the data sets that may be trained on
-  policy show|test|history            what may run here
+  policy show|edit|test|history       what may run here
   approvals list|show|approve|deny    jobs that wait for a person
   budget show|settle|raise|foreign|recover
                                       what each data set's privacy budget has gone into, and its changes

@@ -1,4 +1,4 @@
-"""`confide site policy show | test | history`: what may run here, tried on a plan without touching anything."""
+"""`confide site policy show | edit | test | history`: what may run here."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 HELP: Final = """confide site policy: what may run, be read or leave
 
   confide site policy show [--format table|json]
+  confide site policy edit [--from FILE]
   confide site policy test job.yaml [--submitter NAME] [--vouched] [--format table|json]
   confide site policy history [--format table|json|jsonl]
 
-The policy is the file policy.yaml in the home; edit it, try it with `test`, then send the daemon SIGHUP.
+The policy is the file policy.yaml in the home. edit opens a copy in EDITOR (or takes FILE), checks it, puts it in place
+and tells the running daemon; what reads badly changes nothing. Without it: change the file, send the daemon SIGHUP.
 test: exit status 0 where the job would be accepted, 4 where it would be refused or wait for a person.
 
 Example:
@@ -48,6 +50,19 @@ def show(arguments: list[str]) -> int:
         print(content.decode("utf-8", "replace").removeprefix("\ufeff").rstrip())
     else:
         print_record(read.model_dump(mode="json"), schema="confide/site-policy/v1", form=options.format)
+    return 0
+
+
+def edit(arguments: list[str]) -> int:
+    """Put another policy into force."""
+    parser = Parser("policy edit", HELP)
+    parser.add_argument("--from", dest="source", metavar="FILE", default=None)
+    options = parser.parse_args(arguments)
+    from site_client import policy_editing
+
+    source = None if options.source is None else Path(options.source)
+    result = policy_editing.replace(open_home(options.home), source)
+    print_record({"policy": result}, schema="confide/site-policy-edit/v1", form=options.format)
     return 0
 
 
@@ -149,4 +164,9 @@ def history(arguments: list[str]) -> int:
     return 0
 
 
-VERBS: Final[dict[str, Callable[[list[str]], int]]] = {"show": show, "test": test, "history": history}
+VERBS: Final[dict[str, Callable[[list[str]], int]]] = {
+    "show": show,
+    "edit": edit,
+    "test": test,
+    "history": history,
+}
