@@ -88,9 +88,10 @@ def _documents(options: argparse.Namespace) -> tuple[str, str | None]:
 
 def _init(arguments: list[str]) -> int:
     parser = VerbParser("confide job init", about="Print a plan to begin with.")
-    parser.add_argument("--template", choices=("tabular",), default="tabular", help="kind of data")
-    parser.parse_args(arguments)
-    print(TEMPLATE, end="")
+    parser.add_argument("--template", choices=tuple(_OTHERWISE), default="tabular", help="kind of data")
+    otherwise = _OTHERWISE[parser.parse_args(arguments).template]
+    for line in TEMPLATE.splitlines():
+        print(otherwise.get(line.partition(":")[0], line))
     return 0
 
 
@@ -407,7 +408,7 @@ kind: TrainingJob
 name: heart-risk
 purpose: {code: "DUO:0000007", text: "risk of coronary heart disease"}
 data: {contract: heart-disease/v1, label: disease}
-model: {kind: mlp, hidden: [16], activation: relu}          # logistic | mlp
+model: {kind: mlp, hidden: [16], activation: relu}          # logistic | mlp | cnn | resnet18 | transformer
 training: {local_steps: 20, batch: 64, optimizer: {name: sgd, lr: 0.1}, seed: 7}
 privacy: {unit: record, mechanism: local-dp-sgd, epsilon: 4.0, delta: 1.0e-5, clip: 1.0}
 secure_aggregation: {enabled: false}                        # this version has no secure sums yet
@@ -419,3 +420,19 @@ weights: uniform                                            # uniform | declared
 evaluate: {every: 1, metrics: [loss, accuracy, auc], release: charged, epsilon: 1.0}
 priority: 50
 """
+_OTHERWISE: Final[dict[str, dict[str, str]]] = {
+    "tabular": {},
+    "image": {
+        "name": "name: chest-images",
+        "purpose": 'purpose: {code: "DUO:0000007", text: "findings on chest radiographs"}',
+        "data": "data: {contract: chest-images/v1, label: finding}      # a column for each pixel",
+        "model": "model: {kind: cnn, channels: 1, height: 28, width: 28}      # cnn | resnet18",
+    },
+    "text": {
+        "name": "name: visit-notes",
+        "purpose": 'purpose: {code: "DUO:0000007", text: "readmission by what was noted at a visit"}',
+        "data": "data: {contract: visit-codes/v1, label: readmitted}  # a column for each token",
+        "model": "model: {kind: transformer, tokens: 64, vocabulary: 4096, dim: 64, layers: 2, heads: 4}",
+    },
+}
+"""The lines of a template that are others than those of `TEMPLATE`, by kind of data and key."""
