@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from federation.contract import DataContract
     from federation.edge.clock import Clock
     from site_client.data.data_map import DataMap
-    from site_client.data.registration import DataOffice, Wish
+    from site_client.data.registration import DataOffice
     from site_client.data.registry import DataSet, DataVersion, Registry, SplitRule
+    from site_client.data.wish import Wish
 
 HELP: Final = """confide site data: the data sets that this site may train on
 
@@ -190,7 +191,7 @@ def _wish(options: argparse.Namespace) -> "Wish":
     from federation.edge.documents import read_document
     from federation.errors import InvalidInput
     from site_client.data.data_map import DataMap, check_fits, plain_map
-    from site_client.data.registration import Wish
+    from site_client.data.wish import Wish
 
     if not re.fullmatch(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", options.name):
         raise InvalidInput(

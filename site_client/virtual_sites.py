@@ -56,7 +56,7 @@ class VirtualJob(BaseModel):
 
 def declared_units(rows: Rows) -> int:
     """Return the public size that a virtual site declares: its units to train on, rounded to two digits."""
-    from site_client.data.registration import two_digits
+    from site_client.data.noisy_count import two_digits
 
     return two_digits(rows.units_count(held_out=False))
 

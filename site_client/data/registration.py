@@ -11,7 +11,6 @@ import secrets
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
@@ -30,39 +29,16 @@ from site_client.data import opt_out
 from site_client.data.data_map import DataMap
 from site_client.data.definition import Definition, Split, SplitByColumn, SplitByHash
 from site_client.data.intake import Intake, find, take_in
+from site_client.data.noisy_count import COUNT_NOISE, noisy_count
 from site_client.data.prepared import is_sound, remove_rows, replace_rows, store_rows
 from site_client.data.registry import DataSet, DataVersion, Registry, SplitRule
 from site_client.data.source import Progress, hash_file
+from site_client.data.wish import Wish, check_budget, unchanged
 
 NO_VERSION: Final = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 """The hash of no bytes: names the content of a data set that wasn't read yet."""
 SPLIT_KEY: Final = "split.key"
-COUNT_NOISE: Final = 30
 BROKE: Final = "CFD-G01"
-"""Deviation of the noise on a count of units (privacy design, 4.2)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What an operator asks to be added.
-
-    Attributes:
-        units: The number of units that the operator publishes, or ``dp`` for a noisy count that is charged.
-        split: How rows are divided.
-        epsilon, delta: The budget of the data set's people; None for a new version, which changes no budget.
-    """
-
-    name: str
-    path: Path
-    contract: DataContract
-    data_map: DataMap
-    entity: str | None
-    units: int | Literal["dp"]
-    same_people_as: str | None
-    split: SplitRule
-    held_out_public: bool
-    epsilon: float | None
-    delta: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +108,7 @@ class DataOffice:
         """Return the data set that gets a new version, or None for a new name; refuse what can't be meant."""
         names = {found.name for found in self.registry.all(retired=True)}
         if wish.name not in names:
-            _check_budget(wish)
+            check_budget(wish)
             if wish.same_people_as is not None and wish.same_people_as not in names:
                 raise InvalidInput("CFD-D20", f"--same-people-as: there is no data set {wish.same_people_as} here")
             return None
@@ -308,7 +284,7 @@ class DataOffice:
         definition = self._definition(data_set.contract, data_set.data_map, data_set.entity, data_set.split, name)
         intake = self._read(name, _hash(newest.version), data_set.path, definition, mode="intake")
         if intake.version != newest.version:
-            wish = _unchanged(data_set, newest)
+            wish = unchanged(data_set, newest)
             newest = self._another(data_set, wish, intake, basis="opted-out")
         earlier = [one.version for one in self.registry.versions(name) if one.version != newest.version]
         replace_rows(self._home, name, earlier)
@@ -451,55 +427,6 @@ def split_key(home: Path) -> bytes:
         make_folder(path.parent)
         write_whole(path, secrets.token_bytes(32), replace=False)
     return read_secret(path)
-
-
-def noisy_count(count: int) -> int:
-    """Return `count` with discrete Gaussian noise of deviation 30, rounded to two digits, at least 1."""
-    from fractions import Fraction
-
-    from privacy.noise.discrete_gaussian import discrete_gaussian
-    from privacy.noise.keystream import KeyRoot, Purpose
-
-    noise = discrete_gaussian(KeyRoot(Purpose.RELEASE).derive("units"), Fraction(COUNT_NOISE**2))
-    return two_digits(max(count + noise, 1))
-
-
-def two_digits(number: int) -> int:
-    """Return a positive `number` rounded to its first two digits."""
-    unit: int = 10 ** max(len(str(number)) - 2, 0)
-    return (number + unit // 2) // unit * unit
-
-
-def _check_budget(wish: Wish) -> None:
-    if wish.epsilon is None or wish.delta is None:
-        raise InvalidInput("CFD-D25", "a new data set needs --epsilon and --delta, the budget of its people")
-    if not (isfinite(wish.epsilon) and wish.epsilon > 0):
-        raise InvalidInput("CFD-D25", f"--epsilon {wish.epsilon}: it must be positive and finite")
-    if not 0 < wish.delta < 1:
-        raise InvalidInput("CFD-D25", f"--delta {wish.delta}: it must lie between 0 and 1")
-    if wish.units != "dp" and wish.delta >= 1 / wish.units:
-        raise InvalidInput(
-            "CFD-D25",
-            f"--delta {wish.delta} with {wish.units} units: a mechanism that publishes whole people would satisfy it",
-            hint=f"choose a delta well below {1 / wish.units:.2g}",
-        )
-
-
-def _unchanged(known: DataSet, newest: DataVersion) -> Wish:
-    """Return the wish for a version that changes nothing but the rows; the declared number of units stays."""
-    return Wish(
-        name=known.name,
-        path=known.path,
-        contract=known.contract,
-        data_map=known.data_map,
-        entity=known.entity,
-        units=newest.units_declared,
-        same_people_as=known.same_people_as,
-        split=known.split,
-        held_out_public=known.held_out_public,
-        epsilon=None,
-        delta=None,
-    )
 
 
 def _hash(version: str) -> str:

@@ -74,8 +74,9 @@ from site_client.configuration import (
     Training,
 )
 from site_client.data.data_map import plain_map
-from site_client.data.registration import DataOffice, Wish
+from site_client.data.registration import DataOffice
 from site_client.data.registry import SplitRule
+from site_client.data.wish import Wish
 from tests.support import audit_logs, site_data
 from tests.support.played_witnesses import PlayedWitnesses
 

@@ -13,8 +13,9 @@ from site_client import data_command
 from site_client.data import opt_out
 from site_client.data.data_map import plain_map
 from site_client.data.prepared import load_rows
-from site_client.data.registration import DataOffice, Wish
+from site_client.data.registration import DataOffice
 from site_client.data.registry import SplitRule
+from site_client.data.wish import Wish
 from tests.support import data_files as files
 from tests.support import site_homes
 from tests.support.audit_logs import bytes_of

@@ -13,9 +13,11 @@ from federation.errors import CheckFailed, ConfigurationWrong, InvalidInput
 from privacy.errors import PrivacyError
 from site_client.budget.store import BudgetStore
 from site_client.data.data_map import plain_map
+from site_client.data.noisy_count import noisy_count, two_digits
 from site_client.data.prepared import FOLDER, load_rows
-from site_client.data.registration import NO_VERSION, DataOffice, Wish, noisy_count, split_key, two_digits
+from site_client.data.registration import NO_VERSION, DataOffice, split_key
 from site_client.data.registry import SplitRule
+from site_client.data.wish import Wish
 from tests.support import data_files as files
 from tests.support import site_homes
 from tests.support.audit_logs import bytes_of
