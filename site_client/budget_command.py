@@ -11,6 +11,10 @@ from federation.edge.arguments import VerbParser, run_verb
 if TYPE_CHECKING:
     from federation.edge.clock import Clock
     from privacy.accounting.statement import DataSetFigures
+    from site_client.budget.plain_words import Exact
+    from site_client.budget.store import BudgetStore
+
+ROWS_SHOWN: Final = (2, 4, 8)
 
 HELP: Final = """confide site budget: the privacy budget of a data set
 
@@ -55,16 +59,15 @@ def show(arguments: list[str]) -> int:
     parser.add_argument("--format", choices=("table", "json"), default="table")
     parser.add_argument("--home", metavar="DIR", default=None)
     options = parser.parse_args(arguments)
-    from federation.edge.clock import SystemClock
-    from site_client.budget.report import figures_as_json, statement, table
+    from site_client.budget.report import figures_as_json, table
     from site_client.command_line import open_ledger_of
 
     store = open_ledger_of(options.home)
     try:
         figures, problem = store.show(options.name), store.problem
+        lines = _statement(store, figures, options.home) if options.statement else table(figures)
     finally:
         store.close()
-    lines = statement(figures, exact_of(figures, SystemClock())) if options.statement else table(figures)
     if options.format == "json":
         document: dict[str, Any] = figures_as_json(figures)
         if options.statement:
@@ -78,21 +81,41 @@ def show(arguments: list[str]) -> int:
     return 0 if problem is None else 1
 
 
-def exact_of(figures: "DataSetFigures", clock: "Clock") -> dict[str, float]:
+def _statement(store: "BudgetStore", figures: "DataSetFigures", home: str | None) -> list[str]:
+    from audit.readers_file import read_readers
+    from federation.edge.clock import SystemClock, rfc3339
+    from federation.edge.configuration import resolve_home
+    from site_client.budget.plain_words import statement
+
+    clock = SystemClock()
+    return statement(
+        figures,
+        exact=exact_of(figures, clock),
+        for_rows=store.epsilon_for_rows(figures.data_set, ROWS_SHOWN),
+        one_person=not read_readers(resolve_home("site", home)).two_people,
+        now=rfc3339(clock.now()),
+    )
+
+
+def exact_of(figures: "DataSetFigures", clock: "Clock") -> dict[str, "Exact"]:
     """Return the exact epsilon of each job's whole schedule, as far as it is said in ten seconds altogether."""
     from privacy.accounting.events import PoissonGaussian
     from privacy.accounting.profile import TIME_LIMIT_S, exact_epsilon
+    from site_client.budget.plain_words import Exact
 
-    found: dict[str, float] = {}
+    found: dict[str, Exact] = {}
     until_s = clock.monotonic_s() + TIME_LIMIT_S
     for job in reversed(figures.jobs):  # the newest first: of the others the bound is known
         left_s = until_s - clock.monotonic_s()
         if job.use != "train" or not job.noise_multiplier or left_s <= 0:
             continue
         event = PoissonGaussian(sampling_rate=job.sampling_rate, noise_multiplier=job.noise_multiplier)
-        epsilon = exact_epsilon([(event, job.steps)], job.delta, time_limit_s=left_s)
+        steps = [(event, job.steps)]
+        epsilon = exact_epsilon(steps, job.delta, time_limit_s=left_s)
         if epsilon is not None:
-            found[job.job] = epsilon
+            left_s = until_s - clock.monotonic_s()
+            replaced = exact_epsilon(steps, job.delta, relation="replace", time_limit_s=left_s) if left_s > 0 else None
+            found[job.job] = Exact(epsilon, replaced)
     return found
 
 

@@ -8,7 +8,7 @@ nothing depends on how a language prints a float (privacy design, 7.1 and 7.4).
 import json
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, assert_never
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, TypeAdapter
 
@@ -93,6 +93,25 @@ def event_under(events: Mapping[str, Event], trust: str) -> Event:
 def claimed_trust(events: Mapping[str, Event]) -> str:
     """Return the trust model that a job's own ε is about: that of its joint noise where it has one, else local."""
     return next((trust for trust in sorted(events) if trust != LOCAL), LOCAL)
+
+
+def for_rows(event: Event, rows: int) -> Event:
+    """Return what an event on rows is for somebody with `rows` of them: the sum moves by up to so many clips."""
+    match event:
+        case Gaussian():
+            return Gaussian(noise_multiplier=event.noise_multiplier / rows)
+        case PoissonGaussian():
+            return RowSampledGaussian(
+                sampling_rate=event.sampling_rate, noise_multiplier=event.noise_multiplier, rows=rows
+            )
+        case Laplace():
+            return Laplace(noise_multiplier=event.noise_multiplier / rows)
+        case PureEpsilon():
+            return PureEpsilon(epsilon=event.epsilon * rows)
+        case RowSampledGaussian():
+            return event.model_copy(update={"rows": event.rows * rows})
+        case _:
+            assert_never(event)
 
 
 def event_text(event: Event) -> str:

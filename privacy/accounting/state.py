@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import fsum, inf, nextafter
 from types import MappingProxyType
-from typing import Any, assert_never
+from typing import Any, Final, assert_never
 
 from privacy.accounting import entries
 from privacy.accounting.entries import Entry, Head
@@ -17,6 +17,10 @@ from privacy.accounting.filter import limits
 from privacy.accounting.renyi import grains, grains_above
 
 _EMPTY: Mapping[Any, Any] = MappingProxyType({})
+
+
+REFUSALS_KEPT: Final = 100
+"""How many of the newest refusals are shown; the entries hold all."""
 
 
 class ReservationState(StrEnum):
@@ -84,7 +88,8 @@ class State:
     single: tuple[entries.Charge, ...] = ()
     totals: Mapping[tuple[str, str], Total] = field(default_factory=lambda: _EMPTY)
     foreign: tuple[entries.Foreign, ...] = ()
-    recovered: tuple[entries.Recover, ...] = ()
+    recovered: tuple[tuple[str, entries.Recover], ...] = ()
+    refused: tuple[tuple[str, entries.Refuse], ...] = ()
     used_up: frozenset[tuple[str, str]] = frozenset()
     retired: frozenset[str] = frozenset()
     unbounded: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
@@ -156,12 +161,12 @@ def apply(state: State, body: entries.Body, time: str) -> State:  # noqa: C901 (
             moved = _move(state, body.atoms, _in_grains(body.charges), charged=1, held=0)
             return replace(moved, foreign=(*state.foreign, body))
         case entries.Recover():
-            return replace(state, recovered=(*state.recovered, body), retired=state.retired | set(body.atoms))
+            return replace(state, recovered=(*state.recovered, (time, body)), retired=state.retired | set(body.atoms))
         case entries.Unbounded():
             marks = {atom: state.unbounded.get(atom, time) for atom in body.atoms}
             return replace(state, unbounded={**state.unbounded, **marks})
         case entries.Refuse():
-            return state
+            return replace(state, refused=(*state.refused, (time, body))[-REFUSALS_KEPT:])
         case _:
             assert_never(body)
 

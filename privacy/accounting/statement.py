@@ -6,13 +6,15 @@ parallel.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import fsum, inf
 
 from privacy.accounting.admission import epsilon_left, epsilon_spent
-from privacy.accounting.convert import epsilon_at
+from privacy.accounting.convert import epsilon_at, epsilon_of
 from privacy.accounting.entries import Head, Use
-from privacy.accounting.events import LOCAL, claimed_trust, event_under
+from privacy.accounting.events import LOCAL, PureEpsilon, claimed_trust, event_under, for_rows
+from privacy.accounting.filter import offset
 from privacy.accounting.releases import newest_version
-from privacy.accounting.renyi import DEFAULT_ORDERS, charges, grains
+from privacy.accounting.renyi import DEFAULT_ORDERS, charges, grains, grains_as_float
 from privacy.accounting.state import Policy, Reservation, State
 
 
@@ -38,6 +40,23 @@ class JobFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Arithmetic:
+    """How an epsilon comes from what was charged: at the order where the bound is smallest.
+
+    Attributes:
+        order: α, the order of that bound.
+        charged: What all releases together were charged at it.
+        conversion: What turning a charge at this order into an epsilon adds, for the policy's δ.
+        elsewhere: ε of releases made elsewhere that have a δ.
+    """
+
+    order: int
+    charged: float
+    conversion: float
+    elsewhere: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyFigures:
     """What all releases together have spent under one policy, over the atoms of one use."""
 
@@ -54,6 +73,7 @@ class PolicyFigures:
     since: str = ""
     replaces: str | None = None
     foreign_delta: float = 0.0
+    arithmetic: Arithmetic | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +91,23 @@ class ForeignFigures:
 class RecoveryFigures:
     """How the ledger was made good after a restored backup."""
 
+    time: str
     means: str
     charged: tuple[str, ...]
     atoms: tuple[str, ...]
     approved_by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusalFigures:
+    """A job that the budget didn't admit, and the largest epsilon that it could have had."""
+
+    time: str
+    job: str
+    epsilon: float
+    cause: str
+    policy: str | None
+    admissible_epsilon: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +125,8 @@ class DataSetFigures:
     single_releases: tuple[tuple[str, str, int], ...]
     foreign: tuple[ForeignFigures, ...]
     recoveries: tuple[RecoveryFigures, ...]
+    refusals: tuple[RefusalFigures, ...]
+    raised: tuple[PolicyFigures, ...]
     exhausted_atoms: tuple[str, ...]
     unbounded_since: Mapping[str, str]
     head: Head
@@ -144,7 +179,41 @@ def policy_figures(state: State, policy: Policy, atoms: Sequence[str], use: Use)
         since=policy.since,
         replaces=body.replaces,
         foreign_delta=body.foreign_delta,
+        arithmetic=_arithmetic(state, policy, atoms),
     )
+
+
+def _arithmetic(state: State, policy: Policy, atoms: Sequence[str]) -> Arithmetic | None:
+    """Return how the worst atom's ε is computed, None where nothing was charged."""
+    worst = max(atoms, key=lambda atom: epsilon_spent(state, policy, atom))
+    total = state.total(worst, policy).charged
+    if not any(total):
+        return None
+    steps = zip(policy.body.orders, policy.body.shares, total, strict=True)
+    found = [(grains_as_float(spent), float(offset(order, share)), order) for order, share, spent in steps]
+    charged, conversion, order = min(found, key=lambda item: item[0] + item[1])
+    elsewhere = fsum(state.foreign_epsilons(worst))
+    return Arithmetic(order=order, charged=charged, conversion=conversion, elsewhere=elsewhere)
+
+
+def epsilon_for_rows(state: State, policy: Policy, atom: str, rows: int) -> float:
+    """Return ε for somebody with `rows` rows, where the policy's unit is one row: each charge is computed for them.
+
+    It grows faster than the number of rows; multiplying would say too little (privacy design, 2).
+    """
+    total = [0] * len(policy.body.orders)
+    done = [(job.body.atoms, job.body.events, job.leased) for job in state.reservations.values()]
+    done += [(single.atoms, single.events, single.count) for single in state.single]
+    done += [(body.atoms, {LOCAL: PureEpsilon(epsilon=body.epsilon)}, 1) for body in state.foreign if body.delta == 0]
+    for atoms, events, count in done:
+        if atom in atoms and count:
+            event = for_rows(event_under(events, policy.body.trust), rows)
+            total = [
+                spent + count * grains(step)
+                for spent, step in zip(total, charges(event, policy.body.orders), strict=True)
+            ]
+    own = epsilon_of(total, policy.body.orders, policy.body.shares)
+    return inf if state.foreign_epsilons(atom) else own
 
 
 def data_set_figures(state: State, data_set: str) -> DataSetFigures:
@@ -185,8 +254,28 @@ def data_set_figures(state: State, data_set: str) -> DataSetFigures:
             if atoms & set(body.atoms)
         ),
         recoveries=tuple(
-            RecoveryFigures(means=body.means, charged=body.charged, atoms=body.atoms, approved_by=body.approved_by)
-            for body in state.recovered
+            RecoveryFigures(
+                time=time, means=body.means, charged=body.charged, atoms=body.atoms, approved_by=body.approved_by
+            )
+            for time, body in state.recovered
+        ),
+        refusals=tuple(
+            RefusalFigures(
+                time=time,
+                job=body.job,
+                epsilon=body.epsilon,
+                cause=body.cause,
+                policy=body.policy,
+                admissible_epsilon=body.admissible_epsilon,
+            )
+            for time, body in state.refused
+            if body.data_set == data_set
+        ),
+        raised=tuple(
+            policy_figures(state, policy, members, use)
+            for policy in state.policies.values()
+            if policy.replaced and policy.body.population == version.population
+            for use, members in uses[:1]
         ),
         exhausted_atoms=tuple(sorted(atoms & state.exhausted)),
         unbounded_since={atom: state.unbounded[atom] for atom in sorted(atoms & set(state.unbounded))},

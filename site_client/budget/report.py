@@ -1,25 +1,14 @@
-"""The budget's figures as a table, as JSON and as a statement in plain words. Pure: figures in, lines out.
+"""The budget's figures as a table and as JSON. Pure: figures in, lines out."""
 
-Not printed anywhere: "anonymous", "no risk", an ε without unit, relation and period, a sum of epsilons, an ε of a
-single round (privacy design, 9).
-"""
-
-from collections.abc import Mapping
 from dataclasses import asdict
-from types import MappingProxyType
 from typing import Any, Final
 
-from privacy.accounting.convert import odds_percent, printed
+from privacy.accounting.convert import printed
 from privacy.accounting.renyi import ACCOUNTANT
-from privacy.accounting.statement import DataSetFigures, JobFigures, PolicyFigures
+from privacy.accounting.statement import DataSetFigures, JobFigures, PolicyFigures, RefusalFigures
 
+REFUSALS_SHOWN: Final = 5
 SCHEMA: Final = "confide/budget/v1"
-WEAK_ABOVE: Final = 5.0
-_PERSON: Final = {
-    "record": "one row of the data set, with or without it",
-    "entity": "one person with all their rows at this site, with or without that person",
-    "site": "all data of this site, with or without them",
-}
 _USE: Final = {"train": "training units", "evaluate": "held-out units"}
 
 
@@ -57,6 +46,15 @@ def table(figures: DataSetFigures) -> list[str]:
     ]
     lines += [_job_line(job) for job in figures.jobs]
     lines += [f"single release {charge}: {purpose}, {count}" for charge, purpose, count in figures.single_releases]
+    lines += [
+        f"made elsewhere {one.foreign}: {one.what}, epsilon {one.epsilon:g}, delta {one.delta:g}"
+        for one in figures.foreign
+    ]
+    lines += [_refusal_line(one) for one in figures.refusals[-REFUSALS_SHOWN:]]
+    lines += [
+        f"recovered {one.time} ({one.means}): {len(one.charged)} charges, {len(one.atoms)} parts retired"
+        for one in figures.recoveries
+    ]
     lines += [f"used up: {atom}" for atom in figures.exhausted_atoms]
     lines += [f"NO BOUND HOLDS for {atom} since {since}" for atom, since in figures.unbounded_since.items()]
     lines += [
@@ -68,20 +66,11 @@ def table(figures: DataSetFigures) -> list[str]:
     return lines
 
 
-def statement(figures: DataSetFigures, exact: Mapping[str, float] = MappingProxyType({})) -> list[str]:
-    """Return what a person who isn't a specialist should read.
-
-    Args:
-        figures: The data set's.
-        exact: The exact epsilon of jobs whose schedule was fixed beforehand, where it is known (`exact`).
-    """
-    lines = [f"Privacy statement for {figures.data_set}, version {figures.version}", ""]
-    for policy in figures.policies:
-        lines += _policy_statement(policy)
-    lines += ["Jobs so far, each with what it alone amounts to (these figures must not be added up):"]
-    lines += [f"  {_job_statement(job, exact.get(job.job))}" for job in figures.jobs] or ["  none"]
-    lines += _rests_on(figures)
-    return lines
+def _refusal_line(refusal: RefusalFigures) -> str:
+    could = refusal.admissible_epsilon
+    what = "" if could is None else f"; could have had {could:.2f}" if could else "; no job of its schedule fits"
+    under = "" if refusal.policy is None else f" under policy {refusal.policy}"
+    return f"refused {refusal.job} ({refusal.cause}): asked epsilon {refusal.epsilon:.2f}{what}{under}"
 
 
 def _policy_line(policy: PolicyFigures) -> str:
@@ -102,57 +91,3 @@ def _job_line(job: JobFigures) -> str:
         f"{job.job:<28} {_USE[job.use]:<15} {job.state:<8} {printed(job.epsilon_so_far):>6}/{job.epsilon_ceiling:<6g} "
         f"{job.steps_charged:>6} {job.steps_used:>6} {job.steps_lost:>6}  {how}"
     )
-
-
-def _policy_statement(policy: PolicyFigures) -> list[str]:
-    spent = policy.epsilon_spent
-    against = "everyone" if policy.trust == "local" else f"the coordinator and some sites together ({policy.trust})"
-    lines = [
-        f"Under policy {policy.policy}, for the {_USE[policy.use]}:",
-        f"  Who is protected: {_PERSON[policy.unit]}.",
-        f"  Against whom: {against}.",
-        (
-            f"  How much: everything released so far, taken together, is epsilon {printed(spent)}, delta "
-            f"{policy.delta:g}; the promise is epsilon {policy.epsilon:g}."
-        ),
-        (
-            f"  As odds: whoever starts undecided whether they took part guesses right at most "
-            f"{odds_percent(spent, policy.delta)} % of the time; at the whole promise "
-            f"{odds_percent(policy.epsilon, policy.delta)} %."
-        ),
-    ]
-    if policy.epsilon > WEAK_ABOVE:
-        lines.append("  An epsilon above 5 is a weak promise.")
-    return [*lines, ""]
-
-
-def _job_statement(job: JobFigures, exact: float | None) -> str:
-    alone = exact is not None and job.use == "train"
-    whole = f"; exact for this job alone, taken to its end: epsilon {printed(exact or 0.0)}" if alone else ""
-    return (
-        f"{job.since}  {job.job} ({_USE[job.use]}): epsilon {printed(job.epsilon_so_far)} of at most "
-        f"{job.epsilon_ceiling:g}, delta {job.delta:g}, {job.state}{whole}"
-    )
-
-
-def _rests_on(figures: DataSetFigures) -> list[str]:
-    lines = [
-        "",
-        f"What it rests on: sampling and noise kept secret by this site; Rényi accounting ({ACCOUNTANT}), for adding",
-        "or removing one unit; replacing one by another counts double.",
-        (
-            f"What isn't covered: the declared number of units ({figures.units_declared}, published by "
-            f"{figures.declared_by}); people who are also"
-        ),
-        "in other data sets or at other sites; facts about groups; time and memory that training takes; floating-point",
-        "noise, which approximates the real-valued noise that the theorems speak of.",
-    ]
-    if figures.held_out_public:
-        lines.append("The held-out units were declared public: nothing is promised for them.")
-    for atom, since in figures.unbounded_since.items():
-        lines.append(f"No bound holds for {atom} since {since}: data were used without noise from that day on.")
-    lines.append(
-        f"How to check: ledger head {figures.head.seq}, {figures.head.hash}; it is in the audit log, see "
-        "`confide audit query --dataset`."
-    )
-    return lines

@@ -24,6 +24,7 @@ from privacy.accounting.statement import (
     DataSetFigures,
     JobFigures,
     data_set_figures,
+    epsilon_for_rows,
     job_epsilon,
     job_figures,
 )
@@ -372,6 +373,15 @@ class BudgetStore:
     def show(self, data_set: str) -> DataSetFigures:
         """Return the budget of a data set."""
         return data_set_figures(self.refresh(), data_set)
+
+    def epsilon_for_rows(self, data_set: str, rows: Sequence[int]) -> dict[int, float]:
+        """Return ε so far for somebody with so many rows; nothing where the promise isn't about one row."""
+        state = self.refresh()
+        version = newest_version(state, data_set)
+        by_row = [one for one in state.active_policies(version.population) if one.body.unit == "record"]
+        if not by_row:
+            return {}
+        return {count: max(epsilon_for_rows(state, by_row[0], atom, count) for atom in version.train) for count in rows}
 
     def job(self, job: str, use: Use = "train") -> JobFigures:
         """Return what a job has done here."""

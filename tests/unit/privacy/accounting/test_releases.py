@@ -1,16 +1,18 @@
 """Releases made elsewhere, exhaustion and raising a budget, uses without a bound, and recovery, on the pure core."""
 
+import math
 from typing import Any
 
 import pytest
 
 from privacy.accounting import commands, entries
 from privacy.accounting.admission import epsilon_spent
+from privacy.accounting.calibrate import noise_for
 from privacy.accounting.entries import read_all
-from privacy.accounting.events import Gaussian, training_event
+from privacy.accounting.events import Gaussian, Laplace, RowSampledGaussian, training_event
 from privacy.accounting.filter import admits
 from privacy.accounting.state import fold
-from privacy.accounting.statement import data_set_figures
+from privacy.accounting.statement import data_set_figures, epsilon_for_rows
 from privacy.errors import AtomExhausted, BudgetRefused, DeltaInvalid, LedgerMisused
 from tests.support.ledger_book import DELTA, Book
 
@@ -285,3 +287,48 @@ def test_what_other_people_spent_is_not_carried_over_and_several_parts_are_all_c
     assert 0 < spent(book, "p2") < 0.5
     assert spent(book, "p2", "people/3") == spent(book, "p2")
     assert book.entries[-1].id == book.entries[-1].hash[:32]
+
+
+# --- somebody with several rows ---------------------------------------------------------------------------------
+
+
+def for_rows_of(book: Book, rows: int) -> float:
+    return epsilon_for_rows(book.state, book.state.policies["p1"], "people/1", rows)
+
+
+def test_every_kind_of_release_counts_for_somebody_with_several_rows(book: Book) -> None:
+    assert for_rows_of(book, 2) == 0.0
+    figures = []
+    book.reserve("j0", 0.2)
+    book.reserve("j1", 1.0)
+    book.lease("j1", 0, 20)
+    figures.append(for_rows_of(book, 2))
+    count = {"data_set": "heart", "use": "train", "purpose": "count"}
+    for name, event in (
+        ("c1", Gaussian(noise_multiplier=30.0)),
+        ("c2", Laplace(noise_multiplier=30.0)),
+        ("c3", RowSampledGaussian(sampling_rate=0.1, noise_multiplier=20.0, rows=2)),
+    ):
+        book.do(commands.ChargeOnce(charge=name, events={"local": event}, **count))  # type: ignore[arg-type]
+        figures.append(for_rows_of(book, 2))
+    book.do(foreign(0.1))
+    figures.append(for_rows_of(book, 2))
+    assert figures == sorted(set(figures))
+    assert for_rows_of(book, 1) == pytest.approx(spent(book), rel=1e-4)
+    assert for_rows_of(book, 2) > 2 * spent(book)
+
+
+def test_no_figure_for_several_rows_holds_beside_a_release_with_a_delta_made_elsewhere() -> None:
+    book = Book().set_up(foreign_delta=1e-4)
+    book.do(foreign(0.5, 1e-5))
+    assert for_rows_of(book, 2) == math.inf
+
+
+def test_a_refused_job_on_all_units_at_once_is_told_what_it_could_have(book: Book) -> None:
+    book.reserve("j1", 3.0)
+    with pytest.raises(BudgetRefused, match="could have"):
+        book.reserve("j2", 4.0, events={"local": training_event(1.0, noise_for_all(4.0))})
+
+
+def noise_for_all(epsilon: float) -> float:
+    return noise_for(epsilon=epsilon, delta=DELTA, sampling_rate=1.0, steps=20)
