@@ -23,8 +23,8 @@ from torch.func import functional_call
 from privacy.accounting.schedule import Clipping
 from privacy.dpsgd.batches import Units
 from privacy.dpsgd.clipping import factors, margin
-from privacy.dpsgd.functional import ClippedSum, RowLoss, frozen_state, reduced_precision
-from privacy.dpsgd.layer_parts import LayerPart, Seen, total
+from privacy.dpsgd.functional import ClippedSum, RowLoss, reduced_precision
+from privacy.dpsgd.layer_parts import Factors, LayerPart, Seen, total
 from privacy.dpsgd.layers import KINDS, reason_against
 from privacy.errors import EngineUnsuitable
 
@@ -64,18 +64,22 @@ class BookKeepingGradients:
         Raises:
             EngineUnsuitable: A layer ran twice, or its input was changed in place.
         """
-        sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in parameters.items()}
+        sums: dict[str, Tensor] = {}
         left_out = 0
         kappa = margin(self._autocast or torch.float32, *(value.dtype for value in parameters.values()))
         for batch in units.micro_batches(self._micro_batch):
             parts = self._parts(parameters, batch)
-            none = torch.zeros(len(batch), dtype=torch.float64, device=batch.mask.device)
-            norms = total([none, *(part.squares for part in parts.values())]).sqrt()
+            squares = [part.squares for part in parts.values()]
+            norms = (total(squares) if squares else torch.zeros_like(batch.mask[:, 0], dtype=torch.float64)).sqrt()
             factor = factors(norms, clip, clipping, kappa)
+            weights = Factors.of(factor)
             for path, part in parts.items():
-                for name, value in part.weighted(factor).items():
-                    sums[f"{path}.{name}" if path else name] += value
-            left_out += int((factor == 0).sum())
+                for name, value in part.weighted(weights).items():
+                    whole = f"{path}.{name}" if path else name
+                    sums[whole] = sums[whole].add_(value) if whole in sums else value.to(torch.float64)
+            left_out += 0 if weights.whole else int((factor == 0).sum())
+        for name in parameters.keys() - sums.keys():
+            sums[name] = torch.zeros_like(parameters[name], dtype=torch.float64)
         return ClippedSum(sums, left_out)
 
     def _parts(self, parameters: Mapping[str, Tensor], units: Units) -> dict[str, LayerPart]:
@@ -84,9 +88,7 @@ class BookKeepingGradients:
         watch = _Watch(len(units), next(iter(trained.values())).dtype)
         with watch.over(self._model, self._layers), torch.enable_grad():
             with reduced_precision(units.inputs.device, self._autocast):
-                outputs = functional_call(
-                    self._model, {**frozen_state(self._model, trained), **trained}, (units.inputs.flatten(0, 1),)
-                )
+                outputs = functional_call(self._model, trained, (units.inputs.flatten(0, 1),))
                 losses = self._loss(outputs, units.targets.flatten(0, 1))
             watch.back(total_loss(losses, units.mask))
         return watch.parts

@@ -9,6 +9,7 @@ The norm by cross terms can cancel: rounding could make it smaller than it is, a
 that rounding is added, (Σ_s |a_s||b_s|)² times √(longest sum) roundings (Higham, Mary 2019), so that it errs upwards.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,28 @@ PASS_PRODUCTS: Final = 100
 Grads = dict[str, Tensor]
 
 
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """The factor of each unit, and whether none of them is zero.
+
+    Attributes:
+        values: [units] float64.
+        whole: Whether every unit is in the sum.
+    """
+
+    values: Tensor
+    whole: bool
+
+    @classmethod
+    def of(cls, values: Tensor) -> "Factors":
+        """Return the factors; looks once whether one is zero."""
+        return cls(values, bool((values > 0).all()))
+
+    def repeated(self, times: int) -> "Factors":
+        """Return each unit's factor for each of its rows."""
+        return self if times == 1 else Factors(self.values.repeat_interleave(times), self.whole)
+
+
 class LayerPart(Protocol):
     """One layer's part of each unit's gradient."""
 
@@ -31,7 +54,7 @@ class LayerPart(Protocol):
         """Return the squared norms, [units] float64."""
         ...
 
-    def weighted(self, factor: Tensor) -> Grads:
+    def weighted(self, factor: Factors) -> Grads:
         """Return Σ factor_i·g_i by the parameter's name in the layer; a unit with factor zero adds exactly zero."""
         ...
 
@@ -48,12 +71,12 @@ class Made:
         """Return the part with its norms."""
         return cls(gradients, total([squares_of(gradient) for gradient in gradients.values()]))
 
-    def weighted(self, factor: Tensor) -> Grads:
+    def weighted(self, factor: Factors) -> Grads:
         """Return Σ factor_i·g_i."""
         result = {}
         for name, gradient in self.gradients.items():
             flat = kept(gradient.flatten(1), factor)
-            result[name] = (factor.to(flat.dtype) @ flat).reshape(gradient.shape[1:])
+            result[name] = (factor.values.to(flat.dtype) @ flat).reshape(gradient.shape[1:])
         return result
 
 
@@ -63,9 +86,9 @@ class Product:
 
     name: str
     squares: Tensor
-    product: Callable[[Tensor], Tensor]
+    product: Callable[[Factors], Tensor]
 
-    def weighted(self, factor: Tensor) -> Grads:
+    def weighted(self, factor: Factors) -> Grads:
         """Return Σ factor_i·g_i."""
         return {self.name: self.product(factor)}
 
@@ -81,7 +104,7 @@ class Joined:
         """Return the squared norms over all parts."""
         return total([part.squares for part in self.parts])
 
-    def weighted(self, factor: Tensor) -> Grads:
+    def weighted(self, factor: Factors) -> Grads:
         """Return Σ factor_i·g_i of each."""
         return {name: value for part in self.parts for name, value in part.weighted(factor).items()}
 
@@ -115,22 +138,22 @@ def squares_of(values: Tensor) -> Tensor:
     return norms.to(torch.float64).square()
 
 
-def kept(values: Tensor, factor: Tensor) -> Tensor:
+def kept(values: Tensor, factor: Factors) -> Tensor:
     """Return `values` with zeros for units whose factor is zero: they may hold NaN, which a product would spread."""
-    keep = factor > 0
-    if bool(keep.all()):
+    if factor.whole:
         return values
-    return torch.where(keep.reshape(-1, *[1] * (values.ndim - 1)), values, torch.zeros_like(values))
+    keep = (factor.values > 0).reshape(-1, *[1] * (values.ndim - 1))
+    return torch.where(keep, values, torch.zeros_like(values))
 
 
 def total(parts: list[Tensor]) -> Tensor:
     """Return the sum of tensors of one shape."""
-    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+    return functools.reduce(torch.add, parts)
 
 
-def scaled(values: Tensor, factor: Tensor) -> Tensor:
+def scaled(values: Tensor, factor: Factors) -> Tensor:
     """Return each unit's values times its factor; zeros for a factor of zero."""
-    weights = factor.to(values.dtype).reshape(-1, *[1] * (values.ndim - 1))
+    weights = factor.values.to(values.dtype).reshape(-1, *[1] * (values.ndim - 1))
     return torch.mul(kept(values, factor), weights)
 
 
@@ -147,17 +170,21 @@ def cross_terms_are_cheaper(positions: int, inputs: int, outputs: int) -> bool:
     return 2 * positions * positions * (inputs + outputs) < PASS_PRODUCTS * inputs * outputs
 
 
-def cross_squares(left: Tensor, right: Tensor) -> Tensor:
+def products(vectors: Tensor) -> Tensor:
+    """Return the products of all pairs of positions: [..., positions, positions] of [..., positions, width]."""
+    return vectors @ vectors.transpose(-1, -2)
+
+
+def cross_squares(first: Tensor, second: Tensor, longest: int) -> Tensor:
     """Return an upper bound, up to rounding, of ‖Σ_s a_s b_sᵀ‖² for each unit, float64.
 
     Args:
-        left: [units, …, positions, inputs], the a_s.
-        right: [units, …, positions, outputs], the b_s; axes between are summed over.
+        first: [units, …, positions, positions], the a_s·a_t; axes between are summed over.
+        second: The b_s·b_t.
+        longest: How many numbers a vector a_s has.
     """
-    first = left @ left.transpose(-1, -2)
-    second = right @ right.transpose(-1, -2)
     lengths = (first.diagonal(dim1=-2, dim2=-1) * second.diagonal(dim1=-2, dim2=-1)).clamp(min=0).sqrt()
-    longest = max(left.shape[-1], right.shape[-1]) + left.shape[-2] ** 2
-    slack = 2 * math.sqrt(longest) * torch.finfo(left.dtype).eps * lengths.sum(-1).to(torch.float64).square()
+    roundings = math.sqrt(longest + first.shape[-1] ** 2)
+    slack = 2 * roundings * torch.finfo(first.dtype).eps * lengths.sum(-1).to(torch.float64).square()
     exact = (first * second).sum((-1, -2)).to(torch.float64).clamp(min=0)
-    return (exact + slack).reshape(len(left), -1).sum(1)
+    return (exact + slack).reshape(len(first), -1).sum(1)

@@ -10,8 +10,9 @@
 A subclass may do anything with its parameters, so only these very classes are taken.
 """
 
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, cast
 
@@ -21,6 +22,8 @@ from torch.nn import functional
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 from privacy.dpsgd.layer_parts import (
+    PASS_PRODUCTS,
+    Factors,
     Grads,
     LayerPart,
     Made,
@@ -30,9 +33,11 @@ from privacy.dpsgd.layer_parts import (
     cross_terms_are_cheaper,
     join,
     kept,
+    products,
     scaled,
     squares_of,
 )
+from privacy.errors import EngineUnsuitable
 
 _WEIGHT_OF: Final = (conv1d_weight, conv2d_weight, conv3d_weight)
 
@@ -52,13 +57,13 @@ def linear(seen: Seen) -> LayerPart:
 def _matrix(left: Tensor, right: Tensor) -> LayerPart:
     positions, inputs, outputs = left.shape[1], left.shape[2], right.shape[2]
 
-    def product(factor: Tensor) -> Tensor:
+    def product(factor: Factors) -> Tensor:
         return scaled(right, factor).flatten(0, 1).T @ kept(left, factor).flatten(0, 1)
 
     if positions == 1:
         return Product("weight", squares_of(left) * squares_of(right), product)
     if cross_terms_are_cheaper(positions, inputs, outputs):
-        return Product("weight", cross_squares(left, right), product)
+        return Product("weight", cross_squares(products(left), products(right), inputs), product)
     return Made.of({"weight": right.transpose(1, 2) @ left})
 
 
@@ -76,21 +81,20 @@ def _kernel(seen: Seen) -> LayerPart:
     layer = cast("Any", seen.layer)
     groups, shape = layer.groups, tuple(layer.weight.shape)
     padded = _padded(layer, seen.inputs)
-    patches = _patches(layer, padded)  # [units·rows, groups, inputs, positions]
     slopes = _grouped(seen.slopes.flatten(2), groups)
-    inputs, outputs = patches.shape[2], slopes.shape[2]
-    positions = patches.shape[3] * (len(patches) // seen.units)
-    if cross_terms_are_cheaper(positions, inputs, outputs):
-        left, right = (_positions_last_but_one(seen.by_unit(values)) for values in (patches, slopes))
+    channels, inputs, outputs = shape[1], math.prod(shape[1:]), slopes.shape[2]
+    positions = slopes.shape[3] * (len(slopes) // seen.units)
+    if 2 * positions**2 * (channels + outputs) < PASS_PRODUCTS * inputs * outputs:
+        right = _positions_last_but_one(seen.by_unit(slopes))
 
-        def product(factor: Tensor) -> Tensor:
+        def product(factor: Factors) -> Tensor:
             weight_of = cast("Callable[..., Tensor]", _WEIGHT_OF[len(shape) - 3])
-            rows = factor.repeat_interleave(len(padded) // seen.units)
+            rows = factor.repeated(len(padded) // seen.units)
             moves = {"stride": layer.stride, "dilation": layer.dilation, "groups": groups}
             return weight_of(kept(padded, rows), shape, scaled(seen.slopes, rows), **moves)
 
-        return Product("weight", cross_squares(left, right), product)
-    made = seen.by_unit(slopes @ patches.transpose(2, 3)).sum(1)
+        return Product("weight", cross_squares(_patch_products(seen, layer, padded), products(right), inputs), product)
+    made = seen.by_unit(slopes @ _patches(layer, padded).transpose(2, 3)).sum(1)
     return Made.of({"weight": made.reshape(seen.units, *shape)})
 
 
@@ -101,26 +105,45 @@ def _positions_last_but_one(values: Tensor) -> Tensor:
 
 def _padded(layer: Any, inputs: Tensor) -> Tensor:
     sides = layer._reversed_padding_repeated_twice  # noqa: SLF001 (torch's own figures, also for padding="same")
-    return functional.pad(inputs, sides) if any(sides) else inputs
+    return functional.pad(inputs, sides) if any(sides) else inputs.contiguous()
+
+
+def _places(layer: Any, sizes: Sequence[int]) -> list[int]:
+    """Return how many positions a convolution has along each axis of a padded input of `sizes`."""
+    moves = zip(sizes, layer.kernel_size, layer.stride, layer.dilation, strict=True)
+    return [(size - d * (k - 1) - 1) // s + 1 for size, k, s, d in moves]
 
 
 def _patches(layer: Any, padded: Tensor) -> Tensor:
     """Return the patches that each output position sees: [rows, groups, inputs, positions]."""
-    kernel, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
-    if len(kernel) < 3:
-        flat = padded if len(kernel) == 2 else padded.unsqueeze(2)
-        ones = (1,) * (2 - len(kernel))
-        unfolded = functional.unfold(flat, (*ones, *kernel), dilation=(*ones, *dilation), stride=(*ones, *stride))
-        return _grouped(unfolded, layer.groups)
     rows, channels, *sizes = padded.shape
-    steps = padded.stride()
-    places = [(size - d * (k - 1) - 1) // s + 1 for size, k, s, d in zip(sizes, kernel, stride, dilation, strict=True)]
-    view = padded.as_strided(
-        (rows, channels, *kernel, *places),
-        (*steps[:2], *(step * d for step, d in zip(steps[2:], dilation, strict=True)),
-         *(step * s for step, s in zip(steps[2:], stride, strict=True))),
-    )  # fmt: skip
+    own, kernel, places = padded.stride()[2:], layer.kernel_size, _places(layer, sizes)
+    within = [step * d for step, d in zip(own, layer.dilation, strict=True)]
+    between = [step * s for step, s in zip(own, layer.stride, strict=True)]
+    view = padded.as_strided((rows, channels, *kernel, *places), (*padded.stride()[:2], *within, *between))
     return view.reshape(rows, layer.groups, channels // layer.groups * math.prod(kernel), math.prod(places))
+
+
+def _patch_products(seen: Seen, layer: Any, padded: Tensor) -> Tensor:
+    """Return the products of all pairs of patches, [units, groups, rows·positions, rows·positions].
+
+    A product of two patches is the sum over the kernel's places of products of two pixels, so the patches themselves
+    needn't be made.
+    """
+    rows, _, *sizes = padded.shape
+    per_unit, places = rows // seen.units, _places(layer, sizes)
+    pixels = _positions_last_but_one(seen.by_unit(_grouped(padded.flatten(2), layer.groups)))
+    pairs = products(pixels).reshape(seen.units, layer.groups, per_unit, *sizes, per_unit, *sizes)
+    total: Tensor | None = None
+    for offset in itertools.product(*(range(size) for size in layer.kernel_size)):
+        moves = zip(offset, layer.dilation, layer.stride, places, strict=True)
+        window = tuple(slice(o * d, o * d + (count - 1) * s + 1, s) for o, d, s, count in moves)
+        part = pairs[:, :, :, *window, :, *window]
+        total = part.clone() if total is None else total.add_(part)
+    if total is None:
+        raise EngineUnsuitable("a convolution without a kernel")
+    positions = per_unit * math.prod(places)
+    return total.reshape(seen.units, layer.groups, positions, positions)
 
 
 def _grouped(values: Tensor, groups: int) -> Tensor:
@@ -179,7 +202,7 @@ def embedding(seen: Seen) -> LayerPart:
     if layer.padding_idx is not None:
         slopes = torch.where((indices == layer.padding_idx)[..., None], torch.zeros_like(slopes), slopes)
 
-    def product(factor: Tensor) -> Tensor:
+    def product(factor: Factors) -> Tensor:
         rows = scaled(slopes, factor).flatten(0, 1)
         return rows.new_zeros(layer.weight.shape).index_add_(0, indices.flatten(), rows)
 

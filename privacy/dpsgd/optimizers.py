@@ -38,11 +38,11 @@ class Terms:
     proximal: float = 0.0
 
     def add(self, gradient: Tensor, parameter: Tensor, start: Tensor) -> Tensor:
-        """Return `gradient` with both terms."""
+        """Return `gradient` with both terms, float64 as it is."""
         if self.weight_decay:
-            gradient = gradient + self.weight_decay * parameter
+            gradient = torch.add(gradient, parameter, alpha=self.weight_decay)
         if self.proximal:
-            gradient = gradient + self.proximal * (parameter - start)
+            gradient = torch.add(gradient, parameter.to(torch.float64) - start, alpha=self.proximal)
         return gradient
 
 
@@ -61,12 +61,11 @@ class Sgd:
         """Return the next parameters."""
         result = {}
         for name, parameter in parameters.items():
-            current = parameter.to(torch.float64)
-            direction = self._terms.add(gradient[name], current, start[name].to(torch.float64))
+            direction = self._terms.add(gradient[name], parameter, start[name])
             if self._momentum:
                 direction = direction + self._momentum * self._velocity.get(name, torch.zeros_like(direction))
                 self._velocity[name] = direction
-            result[name] = (current - self.lr * direction).to(parameter.dtype)
+            result[name] = parameter - (self.lr * direction).to(parameter.dtype)
         return result
 
 

@@ -9,10 +9,10 @@
 A step counts whether S is empty or not: steps charged = steps run = steps with noise.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +24,7 @@ from privacy.dpsgd.functional import Parameters, PerUnitGradients
 from privacy.dpsgd.optimizers import Optimizer
 from privacy.dpsgd.sampling import poisson_sample
 from privacy.errors import StateChanged
-from privacy.noise.gaussian import normals, on_grid
+from privacy.noise.gaussian import CHUNK_WORDS, GRID_BITS, Reals, normals
 from privacy.noise.keystream import Purpose, StepStreams, WordStream, require
 from privacy.noise.self_test import ensure_passed
 
@@ -71,10 +71,11 @@ def noisy_step(
         LeaseRefused: No charged step; nothing was sampled.
         NoiseSourceFailed: The random source isn't sound; the charged step is lost.
     """
-    ensure_passed()
+    ensure_passed(box_muller_by_torch)
     lease.take()
     sampling, noise = streams.next_step()
-    chosen = units.take(poisson_sample(sampling, len(units), schedule.sampling_rate))
+    indices = poisson_sample(sampling, len(units), schedule.sampling_rate)
+    chosen = units if len(indices) == len(units) else units.take(indices)
     total = gradients.clipped_sum(parameters, chosen, schedule.clip, schedule.clipping)
     gradient = noisy_mean(total.sums, schedule, noise)
     following = optimizer.step(parameters, gradient, start)
@@ -84,18 +85,34 @@ def noisy_step(
 def noisy_mean(sums: Mapping[str, Tensor], schedule: Schedule, stream: WordStream) -> Parameters:
     """Return (G + σ·C·z)/B, float64, on the grid, with one normal per coordinate in the order of sorted names.
 
+    The grid is 2^-20·σC: nothing sees the sum with its noise but the whole numbers round((G + σ·C·z) / grid).
+
     Raises:
         NoiseSourceFailed: `stream` isn't a secret one for noise.
     """
     source = require(stream, Purpose.NOISE)
-    deviation = schedule.noise_multiplier * schedule.clip
+    grid = math.ldexp(schedule.noise_multiplier * schedule.clip, -GRID_BITS)
     result = {}
     for name in sorted(sums):
-        value = sums[name].detach().to(device="cpu", dtype=torch.float64).numpy()
-        noise = normals(source, value.size).reshape(value.shape)
-        noisy = on_grid(np.asarray(value + deviation * noise), deviation)
-        result[name] = torch.from_numpy(noisy / schedule.normaliser).to(sums[name].device)
+        value = sums[name].detach().to(device="cpu", dtype=torch.float64)
+        noisy = torch.empty_like(value, memory_format=torch.contiguous_format)
+        whole, parts = noisy.view(-1), value.reshape(-1)
+        for start in range(0, len(whole), CHUNK_WORDS):  # a chunk stays in the cache through all of this
+            part = torch.div(parts[start : start + CHUNK_WORDS], grid, out=whole[start : start + CHUNK_WORDS])
+            noise = torch.from_numpy(normals(source, len(part), box_muller_by_torch))
+            part.add_(noise, alpha=2.0**GRID_BITS).round_().mul_(grid / schedule.normaliser)
+        result[name] = noisy.to(sums[name].device)
     return result
+
+
+def box_muller_by_torch(first: Reals, second: Reals) -> tuple[Reals, Reals]:
+    """Return two arrays of independent normals from two arrays of uniforms on (0, 1); several times as fast as numpy.
+
+    Both arrays are overwritten.
+    """
+    radius, angle = torch.from_numpy(first).log_().mul_(-2.0).sqrt_(), torch.from_numpy(second).mul_(2.0 * math.pi)
+    other = torch.sin(angle)
+    return angle.cos_().mul_(radius).numpy(), other.mul_(radius).numpy()
 
 
 def noisy_round(

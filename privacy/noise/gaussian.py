@@ -6,7 +6,8 @@ before anything else sees it. The largest value is about 8.6.
 """
 
 import math
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,21 +18,25 @@ CHUNK_WORDS: Final = 32 * 1024
 GRID_BITS: Final = 20
 
 
-def box_muller(first: Any, second: Any, namespace: Any) -> tuple[Any, Any]:
-    """Return two arrays of independent normals from two arrays of uniforms on (0, 1).
+Reals = NDArray[np.float64]
+Transform = Callable[[Reals, Reals], tuple[Reals, Reals]]
+"""From uniforms that become radii and uniforms that become angles to two arrays of independent normals."""
+
+
+def box_muller(first: Reals, second: Reals) -> tuple[Reals, Reals]:
+    """Return two arrays of independent normals from two arrays of uniforms on (0, 1), by numpy."""
+    radius = np.sqrt(-2.0 * np.log(first))
+    angle = (2.0 * math.pi) * second
+    return radius * np.cos(angle), radius * np.sin(angle)
+
+
+def normals(stream: WordStream, count: int, transform: Transform = box_muller) -> Reals:
+    """Return `count` standard normals from a noise stream.
 
     Args:
-        first: Uniforms that become radii.
-        second: Uniforms that become angles.
-        namespace: The module whose `log`, `sqrt`, `cos` and `sin` work on these arrays, such as numpy.
-    """
-    radius = namespace.sqrt(-2.0 * namespace.log(first))
-    angle = (2.0 * math.pi) * second
-    return radius * namespace.cos(angle), radius * namespace.sin(angle)
-
-
-def normals(stream: WordStream, count: int) -> NDArray[np.float64]:
-    """Return `count` standard normals from a noise stream.
+        stream: A secret stream for noise.
+        count: How many.
+        transform: Box–Muller, by whatever computes it fastest; the self-test is run with it.
 
     Raises:
         NoiseSourceFailed: `stream` isn't a secret one for noise.
@@ -41,17 +46,12 @@ def normals(stream: WordStream, count: int) -> NDArray[np.float64]:
     done = 0
     while done < count:
         pairs = min(CHUNK_WORDS // 2, (count - done + 1) // 2)
-        uniforms = ((source.words(2 * pairs) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-        first, second = box_muller(uniforms[:pairs], uniforms[pairs:], np)
+        uniforms = (source.words(2 * pairs) >> np.uint64(11)).astype(np.float64)
+        uniforms += 0.5
+        uniforms *= 2.0**-53
+        first, second = transform(uniforms[:pairs], uniforms[pairs:])
         result[done : done + pairs] = first
         rest = min(pairs, count - done - pairs)
         result[done + pairs : done + pairs + rest] = second[:rest]
         done += pairs + rest
     return result
-
-
-def on_grid(values: NDArray[np.float64], deviation: float) -> NDArray[np.float64]:
-    """Return `values` rounded to the grid of 2^-20 times the noise's `deviation`."""
-    grid = math.ldexp(deviation, -GRID_BITS)
-    rounded: NDArray[np.float64] = np.rint(values / grid) * grid
-    return rounded

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from privacy.errors import NoiseSourceFailed
-from privacy.noise.gaussian import normals
+from privacy.noise.gaussian import Transform, box_muller, normals
 from privacy.noise.keystream import KeyRoot, Purpose
 
 # NIST SP 800-38A, F.5.5 CTR-AES256.Encrypt, the first two blocks.
@@ -39,26 +39,26 @@ sys.stdout.write(KeyRoot(Purpose.SELF_TEST).derive("self-test").read(32).hex())
 _passed = False
 
 
-def ensure_passed() -> None:
-    """Run the self-test unless it has passed in this process.
+def ensure_passed(transform: Transform = box_muller) -> None:
+    """Run the self-test, with the `transform` that makes the noise, unless it has passed in this process.
 
     Raises:
         NoiseSourceFailed: Which part failed.
     """
     global _passed
     if not _passed:
-        run()
+        run(transform)
         _passed = True
 
 
-def run() -> None:
+def run(transform: Transform = box_muller) -> None:
     """Run the self-test.
 
     Raises:
         NoiseSourceFailed: Which part failed.
     """
     check_known_answer(_CIPHER)
-    check_normals(normals(KeyRoot(Purpose.NOISE).derive("self-test"), DRAWS))
+    check_normals(normals(KeyRoot(Purpose.NOISE).derive("self-test"), DRAWS, transform))
     own = KeyRoot(Purpose.SELF_TEST).derive("self-test").read(32)
     check_other_process(own, _draw_elsewhere())
 

@@ -202,7 +202,7 @@ def test_two_sites_never_have_equal_noise() -> None:
 def scaled_noise(factor: float) -> Callable[[pytest.MonkeyPatch], None]:
     def seed(patch: pytest.MonkeyPatch) -> None:
         real = step_module.normals
-        patch.setattr(step_module, "normals", lambda stream, count: factor * real(stream, count))
+        patch.setattr(step_module, "normals", lambda *arguments: factor * real(*arguments))
 
     return seed
 
@@ -211,9 +211,9 @@ def same_noise_every_step(patch: pytest.MonkeyPatch) -> None:
     real = step_module.normals
     kept: dict[int, Any] = {}
 
-    def repeated(stream: Any, count: int) -> Any:
+    def repeated(stream: Any, count: int, *rest: Any) -> Any:
         if count not in kept:
-            kept[count] = real(stream, count)
+            kept[count] = real(stream, count, *rest)
         return kept[count]
 
     patch.setattr(step_module, "normals", repeated)

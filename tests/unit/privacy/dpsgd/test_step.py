@@ -19,8 +19,9 @@ from privacy.dpsgd.functional import FunctionalGradients, masked_mean, trainable
 from privacy.dpsgd.optimizers import Adam, Optimizer, Sgd, optimizer_for
 from privacy.dpsgd.plain import plain_round
 from privacy.dpsgd.sampling import planned_order, poisson_sample
-from privacy.dpsgd.step import check_same_layout, noisy_mean, noisy_round, noisy_step
+from privacy.dpsgd.step import box_muller_by_torch, check_same_layout, noisy_mean, noisy_round, noisy_step
 from privacy.errors import LeaseRefused, NoiseSourceFailed, ScheduleInvalid, StateChanged
+from privacy.noise.gaussian import box_muller
 from privacy.noise.keystream import KeyRoot, PlannedStream, Purpose, StepStreams
 
 TINY = 1e-7
@@ -541,3 +542,21 @@ def test_a_proximal_term_pulls_towards_the_rounds_model_and_never_reaches_the_cl
     start, far = {"w": torch.tensor([0.0])}, {"w": torch.tensor([10.0])}
     pulled = optimizer_for("sgd", lr=0.1, proximal=0.5).step(far, {"w": torch.zeros(1, dtype=torch.float64)}, start)
     assert pulled["w"].item() == pytest.approx(10 - 0.1 * 0.5 * 10)
+
+
+# -- the grid -----------------------------------------------------------------------------------------------------
+
+
+def test_a_sum_with_its_noise_is_a_whole_number_of_millionths_of_the_noise() -> None:
+    sums = {"a": torch.randn(70_001, dtype=torch.float64), "b": torch.randn(3, 5, dtype=torch.float64)}
+    plan = schedule(noise_multiplier=1.5, clip=2.0)
+    for name, value in noisy_mean(sums, plan, KeyRoot(Purpose.NOISE).derive("x")).items():
+        whole = value * plan.normaliser / math.ldexp(3.0, -20)
+        assert value.shape == sums[name].shape
+        assert torch.allclose(whole, whole.round(), rtol=0, atol=1e-6)
+
+
+def test_noise_by_torch_is_noise_by_numpy() -> None:
+    uniforms = np.random.default_rng(1).uniform(1e-12, 1, (2, 5000))
+    for ours, theirs in zip(box_muller_by_torch(*uniforms.copy()), box_muller(*uniforms), strict=True):
+        assert np.allclose(ours, theirs, rtol=1e-12, atol=1e-12)

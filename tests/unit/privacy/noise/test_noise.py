@@ -14,7 +14,7 @@ from scipy import stats
 from privacy.errors import NoiseSourceFailed
 from privacy.noise import self_test
 from privacy.noise.discrete_gaussian import discrete_gaussian, discrete_gaussians
-from privacy.noise.gaussian import CHUNK_WORDS, normals, on_grid
+from privacy.noise.gaussian import CHUNK_WORDS, normals
 from privacy.noise.keystream import (
     KeyRoot,
     PlannedStream,
@@ -158,14 +158,6 @@ def test_normals_are_standard_normal_and_independent() -> None:
         assert abs(float((draws[lag:] * draws[:-lag]).mean())) < 6 / math.sqrt(len(draws) - lag)
         assert abs(float(np.corrcoef(draws[lag:] ** 2, draws[:-lag] ** 2)[0, 1])) < 6 / math.sqrt(len(draws) - lag)
     assert np.abs(draws).max() < 8.7
-
-
-def test_the_grid_is_a_millionth_of_the_deviation_and_moves_nothing_by_more_than_half_of_it() -> None:
-    values = normals(noise("x"), 1000) * 3.0
-    grid = 3.0 * 2.0**-20
-    rounded = on_grid(values, 3.0)
-    assert np.abs(rounded - values).max() <= grid / 2 * (1 + 1e-9)
-    assert np.allclose(rounded / grid, np.rint(rounded / grid), atol=1e-6)
 
 
 @pytest.mark.parametrize("variance", [Fraction(1, 4), Fraction(1), Fraction(7, 3), Fraction(40), Fraction(1.7) ** 2])
