@@ -9,6 +9,9 @@
        byte leaves                                              (in the background)
     7  the reply, stored with its message
 
+An attempt of a round whose update this site holds already, because an earlier attempt released nothing, goes from
+1 to the entries of 6: the same noisy update again is no new use of the data.
+
 The loop of the daemon calls the methods one at a time; whatever waits on a disk for long or on the network runs in the
 background and comes back as an event. Each way out ends in exactly one reply.
 """
@@ -238,7 +241,22 @@ class PhaseRun:
         self._followed = done.result
         self._trail.followed(done.result, peer_of=self._tools.model_peer)
         lineage.forget_older(self.facts.lineage, done.result.applied)
-        self._open_when_ready()
+        made = self._made_before()
+        if made is None or self._stop_code is not None:
+            self._open_when_ready()
+        else:
+            self.standing = Standing.SENDING
+            self._send(made)
+
+    def _made_before(self) -> BlobReference | None:
+        """Return the update that an earlier attempt of this round left here; sending it again costs no privacy.
+
+        It began from the same release: training anew would add noise and a charge, and nothing else.
+        """
+        if self.work.phase is not Phase.TRAIN or self.work.attempt == 0 or self.facts.plan.secure_aggregation.enabled:
+            return None
+        made = self._site.store.update_of_round(self.facts.job, self.work.round)
+        return made if made is not None and self._site.blobs.has(made) else None
 
     def _refuse_release(self, problem: ConfideError) -> None:
         if not isinstance(problem, LineageRefused):
@@ -404,7 +422,9 @@ class PhaseRun:
         if done.problem is not None:
             self._fail(done.problem.code)
             return
-        update: BlobReference = done.result
+        self._send(done.result)
+
+    def _send(self, update: BlobReference) -> None:
         self._update = update
         try:
             sent = self._receipt = self._trail.update_leaves(update, self._telemetry())

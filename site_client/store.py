@@ -12,7 +12,17 @@ from sqlalchemy import Connection, Engine, delete, insert, select, update
 
 from federation.edge.database import read, transact
 from federation.errors import ConfideError
-from federation.messages import Answer, Body, JobId, Phase, PhaseReply, decode_body, encode_body, kind_of
+from federation.messages import (
+    Answer,
+    BlobReference,
+    Body,
+    JobId,
+    Phase,
+    PhaseReply,
+    decode_body,
+    encode_body,
+    kind_of,
+)
 from site_client.migrations import bring_up
 from site_client.session import ENDED, Session, Stage, Work, decode_session, encode_session
 from site_client.stored import Applied, Approval, Outgoing, PolicyVersion, StoredJob, Terms
@@ -160,6 +170,19 @@ class Store:
             _keep_reply(connection, job, work, reply)
 
         transact(self._engine, write)
+
+    def update_of_round(self, job: JobId, round_number: int) -> BlobReference | None:
+        """Return the newest update that this site made for a round and still holds, whichever attempt it was for."""
+        query = (
+            select(REPLY.c.update_root, REPLY.c.update_bytes)
+            .where(REPLY.c.job == job, REPLY.c.round == round_number, REPLY.c.phase == Phase.TRAIN.value)
+            .where(REPLY.c.update_root.is_not(None))
+            .order_by(REPLY.c.attempt.desc())
+            .limit(1)
+        )
+        with read(self._engine) as connection:
+            row = connection.execute(query).one_or_none()
+        return None if row is None else BlobReference(root=row.update_root, size_bytes=row.update_bytes)
 
     def updates_before(self, job: JobId, round_number: int) -> tuple[tuple[str, int], ...]:
         """Return root and size of update blobs of rounds before `round_number`, which nobody will ask for again."""

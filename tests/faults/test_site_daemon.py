@@ -105,6 +105,29 @@ def test_the_same_request_gets_the_same_reply_and_nothing_is_trained_twice(rig: 
     assert trained_steps(rig) == 4
 
 
+def test_a_round_tried_again_gets_the_update_that_was_made_for_it_and_nothing_is_read_or_charged(rig: SiteRig) -> None:
+    rig.start()
+    job = PlayedJob(rig.coordinator, site_data.plan())
+    job.accepted()
+    job.ask(0)
+    first = job.reply()
+    job.ask(0, 1)
+    again = job.reply()
+    assert (again.outcome, again.update, again.steps) == (Outcome.DONE, first.update, 0)
+    assert again.receipt != first.receipt  # each leaving has its own entry
+    assert (trained_steps(rig), charged_steps(rig, job.job)) == (4, 4)
+    assert len(rig.actions("update.sent")) == 2
+    assert len(rig.actions("data.opened")) == 2  # at registration, and in the first attempt
+    assert again.update is not None
+    job.release(0, again.update)
+    for number in (1, 2):  # what was reserved still covers every round
+        job.ask(number)
+        reply = job.reply()
+        assert (reply.outcome, reply.steps) == (Outcome.DONE, 4)
+        assert reply.update is not None
+        job.release(number, reply.update)
+
+
 def test_the_same_offer_gets_the_same_answer_and_another_plan_is_refused(rig: SiteRig) -> None:
     rig.start()
     job = PlayedJob(rig.coordinator, site_data.plan())
