@@ -14,43 +14,30 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
-from audit import canonical, durable, entry, events, frame, merkle, note
+from audit import canonical, durable, entry, events, frame, note
 from audit import checkpoint as checkpoints
 from audit.canonical import Event
-from audit.clock import Clock, microseconds
+from audit.clock import Clock
 from audit.errors import AppendFailed, AuditError, EntryRefused, IdConflict
-from audit.frame import TRAIL_ACTIONS
 from audit.history import History
-from audit.names import COORDINATOR, Origin
 from audit.opening import Opened
 from audit.places import Places
 from audit.projector import BEHIND, Projector
 from audit.pruning import inside_of
 from audit.receipt import Receipt, issue
+from audit.scribe import Pending, Scribe, Written
 from audit.settings import LogSettings
 from audit.snapshot import Snapshot
-from audit.storage import Batch, OutcomeUnknown, Store
-from audit.stored import Head, WriterRow
-from audit.tiles import HASHES_PER_TILE, Edge, Growth
+from audit.storage import OutcomeUnknown, Store
+from audit.tiles import HASHES_PER_TILE, Edge
 
 T = TypeVar("T")
 MAX_BATCH_ENTRIES: Final = 512
 MAX_BATCH_BYTES: Final = 4 << 20
-CLOCK_JUMP_US: Final = 2_000_000
 IDLE_S: Final = 0.1
 """Seconds without a draft after which the projections follow."""
-
-
-@dataclass(slots=True)
-class _Pending:
-    """A draft on its way."""
-
-    body: Event
-    digest: str
-    size_bytes: int
-    done: "Future[Receipt]" = field(default_factory=Future)
 
 
 @dataclass(slots=True)
@@ -60,26 +47,6 @@ class _Request:
     work: Callable[[], object]
     stop: bool = False
     done: "Future[object]" = field(default_factory=Future)
-
-
-class _Signed(NamedTuple):
-    """An entry that has its place, and isn't known to be on the disk."""
-
-    leaf: bytes
-    leaf_hash: bytes
-    event: Event
-
-
-@dataclass(slots=True)
-class _Written:
-    """What a batch makes of the log, before it is known to be on the disk."""
-
-    history: History
-    growth: Growth
-    running: bool
-    entries: list[_Signed]
-    clock: tuple[int, int]
-    batch: Batch
 
 
 class Committer:
@@ -119,23 +86,18 @@ class Committer:
         self._running = opened.unclean
         self._places = places
         self._store = store
-        self._boot = boot
-        self._actor = actor
         self._clock = clock
-        self._new_id = new_id
         self._settings = settings
         self._log_signer = log_signer
-        self._writer = writer
         self._origin: Final = opened.history.origin
-        party = Origin.parse(self._origin).party
-        self._site: Final[Event] = {} if party == COORDINATOR else {"site": party}
+        self._scribe = Scribe(self._origin, writer, boot=boot, actor=actor, clock=clock, new_id=new_id)
         self._checkpoint_size = opened.checkpoint_size
         self._checkpoint_note = opened.checkpoint_note
         self._checkpoint_at_s = clock.monotonic_s()
         self._last_clock: tuple[int, int] | None = None
-        self._unsettled: _Written | None = None
+        self._unsettled: Written | None = None
         self._projector = Projector(store, self._origin, timeout_s=settings.append_timeout_s)
-        self._queue: queue.Queue[_Pending | _Request] = queue.Queue(settings.queue_entries)
+        self._queue: queue.Queue[Pending | _Request] = queue.Queue(settings.queue_entries)
         self._on_broken = on_broken
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="audit-committer", daemon=True)
@@ -165,7 +127,7 @@ class Committer:
         # The committer's fields, header and signature need less than 1,024 bytes beside the draft's own.
         if len(encoded) > entry.MAX_WRITTEN_BYTES - 1024:
             raise EntryRefused(f"a draft of {len(encoded)} bytes, at most {entry.MAX_WRITTEN_BYTES - 1024}")
-        pending = _Pending(body, entry.digest_of(encoded), len(encoded) + 1024)
+        pending = Pending(body, entry.digest_of(encoded), len(encoded) + 1024)
         self._put(pending)
         return pending.done
 
@@ -300,7 +262,7 @@ class Committer:
         self._put(request)
         return request.done.result()
 
-    def _put(self, item: _Pending | _Request) -> None:
+    def _put(self, item: Pending | _Request) -> None:
         if self._ended:
             raise AppendFailed("the log is closed")
         if self._store.broken:
@@ -328,14 +290,14 @@ class Committer:
                 told, self._on_broken = self._on_broken, None
                 told(self._store.broken)
 
-    def _next_batch(self) -> tuple[list[_Pending], _Request | None]:
+    def _next_batch(self) -> tuple[list[Pending], _Request | None]:
         """Return what waits, up to the limits of a batch and up to the first request."""
-        batch: list[_Pending] = []
+        batch: list[Pending] = []
         size_bytes = 0
         try:
             behind = self._projector.behind(self.history.size)
             item = self._queue.get(timeout=IDLE_S if behind else self._settings.checkpoint_every_s)
-            while isinstance(item, _Pending):
+            while isinstance(item, Pending):
                 batch.append(item)
                 size_bytes += item.size_bytes
                 if len(batch) >= MAX_BATCH_ENTRIES or size_bytes >= MAX_BATCH_BYTES:
@@ -396,7 +358,7 @@ class Committer:
 
     # --- batches ----------------------------------------------------------------------------------------------
 
-    def _commit(self, batch: list[_Pending]) -> None:
+    def _commit(self, batch: list[Pending]) -> None:
         """Make `batch` durable and answer its callers; every future is done when this returns."""
         try:
             self._settle(now=False)
@@ -416,26 +378,26 @@ class Committer:
             if not pending.done.done():  # repeated inside this very batch
                 self._answer_known(pending, self._find([pending]))
 
-    def _fail(self, batch: list[_Pending], error: AuditError) -> None:
+    def _fail(self, batch: list[Pending], error: AuditError) -> None:
         for pending in batch:
             if not pending.done.done():
                 pending.done.set_exception(error)
 
-    def _sort_out(self, batch: list[_Pending]) -> list[_Pending]:
+    def _sort_out(self, batch: list[Pending]) -> list[Pending]:
         """Answer drafts that are in the log already, and return one of each id that isn't."""
-        fresh: dict[str, _Pending] = {}
+        fresh: dict[str, Pending] = {}
         known = self._find(batch)
         for pending in batch:
             if pending.body["id"] not in fresh and not self._answer_known(pending, known):
                 fresh[pending.body["id"]] = pending
         return list(fresh.values())
 
-    def _find(self, batch: list[_Pending]) -> dict[bytes, tuple[int, bytes]]:
+    def _find(self, batch: list[Pending]) -> dict[bytes, tuple[int, bytes]]:
         """Return index and leaf of those of the batch's ids that are in the log."""
         ids = [bytes.fromhex(pending.body["id"]) for pending in batch]
         return self._store.find_ids(ids, timeout_s=self._settings.append_timeout_s)
 
-    def _answer_known(self, pending: _Pending, known: dict[bytes, tuple[int, bytes]]) -> bool:
+    def _answer_known(self, pending: Pending, known: dict[bytes, tuple[int, bytes]]) -> bool:
         """Answer a draft whose id is in the log, and return whether it is."""
         found = known.get(bytes.fromhex(pending.body["id"]))
         if found is None:
@@ -448,9 +410,11 @@ class Committer:
             pending.done.set_exception(IdConflict(f"id {pending.body['id']} names entry {index}, which says otherwise"))
         return True
 
-    def _write(self, fresh: list[_Pending]) -> None:
+    def _write(self, fresh: list[Pending]) -> None:
         """Commit what can be of `fresh` and answer each; on any error nothing has changed."""
-        assigned, written = self._assign(fresh)
+        assigned, written = self._scribe.write(
+            fresh, self.history, self._edge, running=self._running, last_clock=self._last_clock
+        )
         if not assigned:
             return
         try:
@@ -465,55 +429,7 @@ class Committer:
             signed = written.entries[position - len(assigned)]
             pending.done.set_result(issue(self._origin, first + position, signed.leaf, signed.event))
 
-    def _assign(self, fresh: list[_Pending]) -> tuple[list[_Pending], _Written]:
-        """Return the drafts that become entries, and what they make of the log; a bad one is answered alone."""
-        wall_us = microseconds(self._clock.now())
-        mono_us = int(self._clock.monotonic_s() * 1_000_000)
-        history, running = self.history, self._running
-        entries: list[_Signed] = []
-        assigned: list[_Pending] = []
-        items: list[Event | _Pending] = [*self._clock_jump(wall_us, mono_us), *fresh]
-        for item in items:
-            body = item.body if isinstance(item, _Pending) else item
-            try:
-                event = self._committed(body, history, wall_us, mono_us)
-                leaf = entry.write_leaf(self._origin, event, self._writer)
-                signed = _Signed(leaf, merkle.leaf_hash(leaf), event)
-                history = history.after(event, signed.leaf_hash)
-            except AuditError as error:
-                if isinstance(item, _Pending):
-                    item.done.set_exception(error)
-                continue
-            entries.append(signed)
-            running = {"log.booted": True, "log.closed": False}.get(event["action"], running)
-            if isinstance(item, _Pending):
-                assigned.append(item)
-        growth = self._edge.grow([signed.leaf_hash for signed in entries])
-        batch = self._batch(history, growth, entries, running=running)
-        return assigned, _Written(history, growth, running, entries, (wall_us, mono_us), batch)
-
-    def _batch(self, history: History, growth: Growth, signed: list[_Signed], *, running: bool) -> Batch:
-        first = self.history.size
-        entries = [
-            (first + position, one.leaf, one.leaf_hash, bytes.fromhex(one.event["id"]))
-            for position, one in enumerate(signed)
-        ]
-        key, tail = self._writer.key, history.tail(self._writer.key.name)
-        last = entries[-1] if entries else (0, b"", b"", b"")
-        return Batch(
-            old_size=first,
-            head=Head(history.size, growth.edge.root(), history.t_us, running),
-            entries=entries,
-            tiles=[(tile.level, tile.n, tile.hashes) for tile in growth.tiles if tile.level or tile.full],
-            writers=[WriterRow(key.name, key.id, tail.next_seq, last[2], last[0])],
-            trail=[
-                (first + position, one.leaf)
-                for position, one in enumerate(signed)
-                if one.event["action"] in TRAIL_ACTIONS
-            ],
-        )
-
-    def _adopt(self, written: _Written) -> None:
+    def _adopt(self, written: Written) -> None:
         first = self.history.size
         self.history = written.history
         self._edge = written.growth.edge
@@ -540,32 +456,3 @@ class Committer:
         self._unsettled = None
         if committed:
             self._adopt(written)
-
-    def _committed(self, body: Event, history: History, wall_us: int, mono_us: int) -> Event:
-        tail = history.tail(self._writer.key.name)
-        t_us = max(wall_us, history.t_us)
-        return entry.committed_event(
-            body,
-            t_us=t_us,
-            wall_us=wall_us if wall_us != t_us else None,
-            mono_us=mono_us,
-            boot=self._boot,
-            writer=self._writer.key.name,
-            seq=tail.next_seq,
-            prev=tail.last or None,
-        )
-
-    def _clock_jump(self, wall_us: int, mono_us: int) -> list[Event]:
-        """Return a `clock.jumped` draft if the wall clock moved against the monotonic one, or fell behind the log."""
-        if self._last_clock is None:
-            expected_us = self.history.t_us
-            jumped = wall_us < expected_us
-        else:
-            expected_us = self._last_clock[0] + mono_us - self._last_clock[1]
-            jumped = abs(wall_us - expected_us) > CLOCK_JUMP_US
-        if not jumped:
-            return []
-        draft = events.ClockJumped(
-            id=self._new_id(), decision="allowed", actor=self._actor, from_us=expected_us, to_us=wall_us
-        )
-        return [{**draft.body(), **self._site}]

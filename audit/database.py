@@ -26,8 +26,9 @@ from sqlalchemy.pool import NullPool
 from sqlalchemy.schema import CreateSchema, DropSchema
 
 from audit import durable, key_files, tables
-from audit.errors import AuditError, LogDamaged, LogUnreadable, SecondWriter, SettingsUnsafe
+from audit.errors import AuditError, LogDamaged, LogUnreadable, SettingsUnsafe
 from audit.places import Places
+from audit.server_lock import hold_server_lock
 
 BUSY_TIMEOUT_S: Final = 30
 SCHEMA: Final = "0001"
@@ -179,7 +180,7 @@ def open_to_write(places: Places, *, check_version: bool = True) -> Connection:
         connection = engine.connect()
         try:
             if places.server.exists():
-                _hold_advisory_lock(connection, places)
+                hold_server_lock(connection, places, schema_of(places))
             if check_version:
                 _bring_up(connection)
         except BaseException:
@@ -261,13 +262,6 @@ def _set_up_postgresql(connection: Any, _record: Any) -> None:
     found = {name: connection.execute("SELECT current_setting(%s)", (name,)).fetchone()[0] for name in names}
     if set(found.values()) != {"on"}:
         raise SettingsUnsafe(f"PostgreSQL runs with {found}, all must be on", hint="ask the server's administrator")
-
-
-def _hold_advisory_lock(connection: Connection, places: Places) -> None:
-    """Hold the log's lock for as long as this connection lives; it keeps out a writer with another home's lock."""
-    number = int.from_bytes(hashlib.sha256(f"confide {schema_of(places)}".encode()).digest()[:8], "big", signed=True)
-    if not connection.exec_driver_sql("SELECT pg_try_advisory_lock(%s)", (number,)).scalar():
-        raise SecondWriter(f"another process writes the log in {schema_of(places)} of this database")
 
 
 def backend_of(connection: Connection) -> tuple[int, Any] | None:

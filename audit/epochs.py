@@ -20,9 +20,10 @@ from audit.errors import AuditError, LogUnreadable, SecondWriter
 from audit.events import Actor, Approval, LostTree, PreviousLog
 from audit.frame import hash_text, read_frame
 from audit.home_lock import hold_lock
-from audit.log import CLI, NO_CHARTER, AuditLog, First
+from audit.log import NO_CHARTER, AuditLog, First
 from audit.merkle import EMPTY_ROOT
 from audit.names import Origin
+from audit.open_log import CLI
 from audit.places import Places
 from audit.settings import LogSettings
 from audit.snapshot import Snapshot, first_leaf

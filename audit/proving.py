@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from audit import checkpoint as checkpoints
@@ -9,10 +10,12 @@ from audit import edge, proofs
 from audit.checked import ReadableLog
 from audit.checkpoint import OpenedCheckpoint
 from audit.errors import AuditError, NoteRefused, SecondWriter
-from audit.log import CLI, AuditLog
+from audit.export.bundle_write import proof_of
+from audit.log import AuditLog
 from audit.note import VerifierKey
+from audit.open_log import CLI
 from audit.quorum import Quorum, judge
-from audit.reading import FoundLog
+from audit.reading import FoundLog, find_log
 from audit.trust import TrustPolicy
 
 WAIT_S: Final = 15.0
@@ -113,3 +116,24 @@ def _opened(log: ReadableLog, note: bytes, policy: TrustPolicy | None) -> Witnes
         return Witnessed(signed, judge(signed, policy) if policy is not None and known else None)
     except NoteRefused:
         return None
+
+
+def prove_in_an_earlier_epoch(folder: Path, event_id: str, policy: TrustPolicy | None) -> bytes | None:
+    """Return the proof file of an entry in an epoch before the one in use, under what a quorum saw; None for none.
+
+    Args:
+        folder: The home's folder `audit`.
+        event_id: Of the entry.
+        policy: What the home trusts about its own log, with the keys of its earlier epochs.
+    """
+    for epoch in reversed(find_log(folder).epochs()[:-1]):
+        try:
+            with epoch.checked() as checked:
+                index = checked.find_id(bytes.fromhex(event_id))
+                if index is None:
+                    continue
+                chosen = choose(checked, epoch.checkpoint_bytes(), policy, covering=index + 1)
+                return bytes(proof_of(checked, chosen.signed, index, checked.row(index).leaf))
+        except AuditError:
+            continue  # damaged, or not signed so far: that is why there is another epoch
+    return None

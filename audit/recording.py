@@ -8,7 +8,8 @@ from audit.clock import Clock
 from audit.errors import SecondWriter
 from audit.events import Draft
 from audit.hand_over import hand_over
-from audit.log import CLI, AuditLog
+from audit.log import AuditLog
+from audit.open_log import CLI
 
 ATTEMPTS: Final = 5
 WAIT_S: Final = 0.2

@@ -9,7 +9,7 @@ from audit.bundle_log import BundleLog
 from audit.checked import ReadableLog, Row
 from audit.columns import format_time
 from audit.errors import NoteRefused
-from audit.export.bundle_check import bracket_text
+from audit.export.bundle_brackets import bracket_text
 from audit.export.bundle_write import fingerprint, first_at
 from audit.export.report_view import Head, ReportBuilder, ReportView, is_about
 from audit.filters import Filters

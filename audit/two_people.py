@@ -14,8 +14,8 @@ from audit.clock import microseconds
 from audit.errors import ReadRefused
 from audit.events import Actor, Approval
 from audit.key_files import read_key
-from audit.log import CLI
 from audit.names import Origin
+from audit.open_log import CLI
 from audit.read_record import reader, talk
 from audit.readers_file import read_readers
 from audit.reading import FoundLog

@@ -7,7 +7,7 @@ neither.
 """
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
@@ -120,6 +120,7 @@ class CoordinatorService:
             process_log=log,
             stale_after_s=configuration.audit.stale_after_s,
             sites=self._active_sites,
+            invited=self._invited,
             on_fatal=self._on_fatal,
         )
         self._reception = Reception(
@@ -443,6 +444,12 @@ class CoordinatorService:
         if signed is None:
             return ()
         return tuple(member.site for member in signed.charter.members if member.status is MemberStatus.ACTIVE)
+
+    def _invited(self, job: str) -> Collection[str]:
+        try:
+            return self._store.jobs.get(JobId(job)).job.sites
+        except InvalidInput:
+            return ()
 
     def _on_fatal(self, problem: AuditError) -> None:
         """The log here is behind or forked, and frozen: this process must end."""

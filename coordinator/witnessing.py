@@ -6,7 +6,7 @@ before it leaves (`audit.witness_office`). What is relayed is believed by nobody
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, Protocol
 
 from audit import proofs
@@ -19,6 +19,7 @@ from audit.log import AuditLog
 from audit.merkle import leaf_hash
 from audit.names import COORDINATOR
 from audit.note import Signer
+from audit.proving import prove_in_an_earlier_epoch
 from audit.receipts import places
 from audit.trust_file import TrustFolder
 from audit.witness import AddCheckpoint, Status
@@ -69,7 +70,8 @@ PUBLIC: Final = frozenset(
         "evaluation.released",
     }
 )
-"""Actions whose entries members see whole; of all others they get the hash."""
+"""Actions whose entries a site may see whole: of no job or of one that invites it, and about no other site. Of all
+others it gets the hash. What another site sent, and when, is that site's affair and the coordinator's."""
 
 
 class Post(Protocol):
@@ -99,6 +101,7 @@ class Witnessing:
         process_log: The process's log.
         stale_after_s: How long news of the own log may stay without a quorum.
         sites: The active sites.
+        invited: The sites that a job invites; none of a job that isn't known.
         on_fatal: Told that the own log is behind or forked, after it was frozen.
     """
 
@@ -112,6 +115,7 @@ class Witnessing:
         process_log: Log,
         stale_after_s: float,
         sites: Callable[[], Iterable[str]],
+        invited: Callable[[str], Collection[str]],
         on_fatal: Callable[[AuditError], None],
     ) -> None:
         self._audit = log
@@ -119,6 +123,7 @@ class Witnessing:
         self._clock = clock
         self._log = process_log
         self._sites = sites
+        self._invited = invited
         self._on_fatal = on_fatal
         self.office: Final = WitnessOffice(log, trust, signer, clock, alarm=self._alarm)
         self.own: Final = CosignedLog(
@@ -176,7 +181,7 @@ class Witnessing:
                 self._take(site, call.lines)
                 return CosignReply(message_id=call.message_id, lines=self._lines_for(site))
             case EntriesCall():
-                return self._entries(call)
+                return self._entries(site, call)
             case _:
                 raise PeerMisbehaved("CFD-L09", f"site {site} made a call that sites don't make")
 
@@ -261,7 +266,7 @@ class Witnessing:
     def _lines_for(self, site: str) -> tuple[CosignedTree, ...]:
         return self._board.lines(self._origin_of(site))
 
-    def _entries(self, call: EntriesCall) -> EntriesReply:
+    def _entries(self, site: str, call: EntriesCall) -> EntriesReply:
         under = self.own.newest()
         if call.origin != self._audit.origin or under is None or under.size != call.size:
             raise InvalidInput("CFD-L31", "the coordinator has no cosigned checkpoint of that log and size")
@@ -272,8 +277,18 @@ class Witnessing:
         return EntriesReply(
             message_id=call.message_id,
             checkpoint=bytes(under.signed).hex(),
-            entries=tuple(leaf_out(proof, visible=_is_public(proof.leaf)) for proof in found),
+            entries=tuple(leaf_out(proof, visible=self._may_see(site, proof.leaf)) for proof in found),
         )
+
+    def _may_see(self, site: str, leaf: bytes | None) -> bool:
+        """Return whether a site sees an entry whole: of a job that invites it, of no job, and about no other site."""
+        if not leaf:
+            return False
+        event, _ = read_frame(leaf, origin=None)
+        if event.get("action") not in PUBLIC or event.get("site", site) != site:
+            return False
+        job = event.get("job")
+        return job is None or site in self._invited(str(job))
 
     def _origin_of(self, site: str) -> str:
         """Return the name of a site's log.
@@ -317,7 +332,7 @@ class Witnessing:
 
         Args:
             about: What ended, as a token: a job and its round.
-            ended: The round, whose `model.released` is shown to the sites.
+            ended: The round, whose end and `model.released` are shown to the sites, to each with its receipt's place.
 
         Raises:
             AppendFailed: The log is closed, or the checkpoint couldn't be stored.
@@ -325,13 +340,13 @@ class Witnessing:
         signed = self.own.publish(about=about)
         if signed is None or self._post is None:
             return signed
-        model = b"" if ended is None else self._prove(self._entry("model.released", ended), signed)
+        shown = Opening(b"", b"", {}) if ended is None else self._opening(ended, signed)
         for site in self._sites():
             if self._post.connected(site):
-                self._send_notice(site, about, signed, model)
+                self._send_notice(site, about, signed, shown)
         return signed
 
-    def _send_notice(self, site: str, about: str, signed: OpenedCheckpoint, model: bytes) -> None:
+    def _send_notice(self, site: str, about: str, signed: OpenedCheckpoint, shown: Opening) -> None:
         offers = self._offers(site, signed)
         lines = self._lines_for(site)
         if self._post is None or not (offers or lines):
@@ -343,7 +358,9 @@ class Witnessing:
                 about=about,
                 lines=lines,
                 offers=tuple(bytes(offer).hex() for offer in offers),
-                model=model.hex(),
+                model=shown.model.hex(),
+                ended=shown.before.hex(),
+                receipt=shown.places.get(SiteId(site)),
             ),
         )
 
@@ -370,7 +387,7 @@ class Witnessing:
         action = ("job.submitted", job) if ended is None else ("round.released", job, ended.round, ended.attempt)
         found = self.own.find(event_id(*action))
         if found is None:
-            return None
+            return self._opening_from_before(event_id(*action), ended)
         index = found[0]
         until_s = self._clock.monotonic_s() + timeout_s
         told_s = -REMIND_S
@@ -384,6 +401,11 @@ class Witnessing:
                 self.announce(about, ended)
                 told_s = now_s
         return self._opening(ended, under, found)
+
+    def _opening_from_before(self, wanted: str, ended: Ended | None) -> Opening | None:
+        """Return what opens a round whose way was cleared in an epoch of this log before the one in use."""
+        before = prove_in_an_earlier_epoch(self._audit.folder, wanted, self._trust.policy(COORDINATOR))
+        return None if before is None else Opening(before, b"", {} if ended is None else _places(ended))
 
     def _opening(self, ended: Ended | None, under: OpenedCheckpoint, found: tuple[int, bytes] | None = None) -> Opening:
         before = found if found is not None or ended is None else self._entry("round.released", ended)
@@ -464,10 +486,3 @@ def _check_says(site: SiteId, event: Mapping[str, object], reply: PhaseReply) ->
         raise ReceiptMissing("CFD-R92", f"site {site}: the receipt is about something else")
     if (egress.get("hash"), egress.get("bytes")) != (f"sha256:{update.root}", update.size_bytes):
         raise ReceiptMissing("CFD-R92", f"site {site}: the receipt names another update")
-
-
-def _is_public(leaf: bytes | None) -> bool:
-    if not leaf:
-        return False
-    event, _ = read_frame(leaf, origin=None)
-    return event.get("action") in PUBLIC

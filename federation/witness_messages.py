@@ -141,8 +141,9 @@ class EntriesReply(Body):
 class WitnessNotice(Body):
     """At a round's end, and when a job is submitted, the coordinator asks the sites to cosign.
 
-    `about` names what ended, so that each site records its cosignature once for it. `model` is a proof file of the
-    entry `model.released` of that round, under the coordinator's checkpoint among `offers`.
+    `about` names what ended, so that each site records its cosignature once for it. `model` and `ended` are proof files
+    of the entries `model.released` and `round.released` of that round, under the coordinator's checkpoint among
+    `offers`; `receipt` is the place of the site's own receipt among those that the round's end counts.
     """
 
     message_id: Token
@@ -150,6 +151,8 @@ class WitnessNotice(Body):
     lines: Annotated[tuple[CosignedTree, ...], Field(max_length=MAX_LINES_COUNT)] = ()
     offers: Annotated[tuple[Note, ...], Field(max_length=MAX_LOGS_COUNT)] = ()
     model: Annotated[HexBytes, Field(max_length=262_144)] = ""
+    ended: Annotated[HexBytes, Field(max_length=262_144)] = ""
+    receipt: ReceiptPlace | None = None
 
 
 class WitnessLines(Body):

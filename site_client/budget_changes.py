@@ -17,8 +17,8 @@ from audit import events
 from audit.clock import microseconds
 from audit.errors import LogUnreadable
 from audit.key_files import read_key
-from audit.log import CLI
 from audit.names import Origin
+from audit.open_log import CLI
 from audit.readers_file import read_readers
 from audit.reading import find_log, origin_of
 from audit.requests import Request, Requests

@@ -89,6 +89,7 @@ class SiteWitnessing:
         )
         self._every_s = settings.gossip_every_s
         self._recent: list[int] = []
+        self._contradicting: set[tuple[str, int]] = set()
         self._models: OrderedDict[tuple[str, int], Peer] = OrderedDict()
         self._lock = threading.Lock()
         self._calling = threading.Lock()
@@ -203,6 +204,7 @@ class SiteWitnessing:
         if lines:
             send(WitnessLines(message_id=self._link.message_ids.next(), about=notice.about, lines=tuple(lines)))
         self._keep_model(notice.model, judged=None)
+        self._check_receipt(notice)
 
     def _cosign(self, offers: Iterable[str], *, about: str | None) -> list[CosignedTree]:
         """Return this site's line about each offered log: of the new tree, or of the one that it stays with."""
@@ -244,7 +246,7 @@ class SiteWitnessing:
             self._log.warning("round.not_opened", job=request.job, round=request.round, reason=problem.message)
             return FORKED if problem.code == "CFD-A08" else NOT_WITNESSED
         self._keep_model(request.model, judged=policy)
-        if request.receipt is not None and not self._holds(request.receipt, found, request):
+        if request.receipt is not None and not self._holds(request.receipt, found, request.job, request.round - 1):
             self._contradicted(found)
             return CONTRADICTED
         return None
@@ -267,10 +269,23 @@ class SiteWitnessing:
         merged = with_cosignatures(signed, [one.line for one in own], policy.witnesses.values())
         return ProofFile(proof.index, proof.path, merged, proof.leaf)
 
-    def _holds(self, receipt: ReceiptPlace, found: ProvedEntry, request: PhaseRequest) -> bool:
+    def _check_receipt(self, notice: WitnessNotice) -> None:
+        """Record a contradiction where a round's end names receipts without this site's own; no round may follow."""
+        found = self._shown(notice.ended, judged=None)
+        if found is None or notice.receipt is None or found.event.get("action") != "round.released":
+            return
+        job, number = found.event.get("job"), found.event.get("round")
+        if not isinstance(job, str) or not isinstance(number, int) or (job, number) in self._contradicting:
+            return
+        if self._site.store.receipts(JobId(job), number) and not self._holds(notice.receipt, found, job, number):
+            self._contradicting.add((job, number))
+            self._contradicted(found)
+            self._log.warning("witness.receipt_not_counted", job=job, round=number)
+
+    def _holds(self, receipt: ReceiptPlace, found: ProvedEntry, job: str, round_number: int) -> bool:
         """Return whether the receipts that the round's end names hold this site's own."""
         root = found.event.get("receipts_root")
-        sent = self._site.store.receipts(JobId(request.job), request.round - 1)
+        sent = self._site.store.receipts(JobId(job), round_number)
         if not isinstance(root, str) or not sent:
             return False
         place = place_in(receipt)
@@ -314,32 +329,36 @@ class SiteWitnessing:
 
     def _keep_model(self, data: str, *, judged: TrustPolicy | None) -> None:
         """Keep where the coordinator's log has a `model.released`, under a tree that this site or a quorum cosigned."""
-        if not data:
+        found = self._shown(data, judged=judged)
+        if found is None:
             return
-        try:
-            proof = ProofFile.parse(bytes.fromhex(data))
-            origin = proof.checkpoint.origin
-            policy = self._trust.policy(COORDINATOR)
-            if policy is None:
-                return
-            if judged is not None:
-                proof = self._with_own(proof, judged)
-            else:
-                seen = self.office.seen(origin)
-                if (seen.size, seen.root) != (proof.checkpoint.size, proof.checkpoint.root):
-                    return
-                policy = TrustPolicy(policy.logs)
-            found = check(proof, policy)
-        except AuditError as problem:
-            self._log.warning("witness.model_not_shown", code=problem.code)
-            return
-        event = found.event
-        job, number = event.get("job"), event.get("round")
-        if event.get("action") == "model.released" and isinstance(job, str) and isinstance(number, int):
+        job, number = found.event.get("job"), found.event.get("round")
+        if found.event.get("action") == "model.released" and isinstance(job, str) and isinstance(number, int):
             with self._lock:
                 self._models[job, number] = _peer(found.checkpoint, found.index, found.leaf_hash)
                 while len(self._models) > MODELS_KEPT:
                     self._models.popitem(last=False)
+
+    def _shown(self, data: str, *, judged: TrustPolicy | None) -> ProvedEntry | None:
+        """Return an entry that the coordinator shows under a tree that this site, or by `judged` a quorum, cosigned."""
+        if not data:
+            return None
+        try:
+            proof = ProofFile.parse(bytes.fromhex(data))
+            policy = self._trust.policy(COORDINATOR)
+            if policy is None:
+                return None
+            if judged is not None:
+                proof = self._with_own(proof, judged)
+            else:
+                seen = self.office.seen(proof.checkpoint.origin)
+                if (seen.size, seen.root) != (proof.checkpoint.size, proof.checkpoint.root):
+                    return None
+                policy = TrustPolicy(policy.logs)
+            return check(proof, policy)
+        except AuditError as problem:
+            self._log.warning("witness.entry_not_shown", code=problem.code)
+            return None
 
     def model_peer(self, job: str, round_number: int) -> Peer | None:
         """Return the coordinator's entry of a released model, where it was shown."""

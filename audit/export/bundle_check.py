@@ -7,18 +7,20 @@ rows against the entries, what is complete by replaying the filter. What nothing
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from audit import checkpoint as checkpoints
 from audit import proofs, tiles
 from audit.canonical import Event
-from audit.columns import Selection, format_time
-from audit.commitments import commitment_of
-from audit.errors import AuditError, EntryRefused, LogUnreadable, NotCanonical, NoteRefused, ProofRefused
+from audit.columns import Selection
+from audit.errors import AuditError, EntryRefused, LogUnreadable, NoteRefused, ProofRefused
 from audit.export import bundle, container
 from audit.export.bundle import Manifest
+from audit.export.bundle_brackets import bracket_text
+from audit.export.bundle_order import EntryOrder
+from audit.export.bundle_private import PrivateValues
 from audit.export.container import BundleFiles
 from audit.export.tile_files import TileFiles
 from audit.findings import Flaw, Verification
@@ -57,15 +59,6 @@ class BundleReader:
     against: Mapping[str, bytes] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class _Chain:
-    next_seq: int
-    last: str
-
-
-_BEGIN: Final = _Chain(0, "")
-
-
 @dataclass(slots=True)
 class BundleCheck:
     """The check of one container; `run` it once.
@@ -87,9 +80,8 @@ class BundleCheck:
     _named: set[tuple[str, str]] = field(default_factory=set)
     _times: list[tuple[int, int]] = field(default_factory=list)
     _matched: int = 0
-    _from_start: bool = False
     _begin: int = 0
-    _private: dict[int, list[tuple[str, bytes, bytes]]] = field(default_factory=dict)
+    _private: PrivateValues = field(default_factory=PrivateValues)
 
     def run(self) -> Verification:
         """Return what the container proves.
@@ -108,7 +100,7 @@ class BundleCheck:
             self._check_checkpoint()
             self._check_trail()
             self._check_entries()
-            self._check_private_left()
+            self._add(self._private.left())
             self._check_other_checkpoints()
             self._check_against()
         except _Stop:
@@ -120,6 +112,10 @@ class BundleCheck:
         if (code, where) not in self._named and len(self.result.flaws) < MAX_FLAWS:
             self._named.add((code, where))
             self.result.flaws.append(Flaw(code, where, what))
+
+    def _add(self, flaws: Iterable[Flaw]) -> None:
+        for flaw in flaws:
+            self._flaw(flaw.code, flaw.where, flaw.what)
 
     def _note(self, code: str, where: str, what: str) -> None:
         self.result.notes.append(Flaw(code, where, what))
@@ -294,7 +290,7 @@ class BundleCheck:
 
     def _check_entries(self) -> None:
         manifest = self._manifest
-        self._private = self._read_private()
+        self._add(self._private.read(self.files))
         if manifest is None:
             signed = self._signed()
             whole = Manifest(signed.origin, signed.size, signed.root, True, self._begin, signed.size, {})
@@ -331,7 +327,7 @@ class BundleCheck:
         with self.files.open(bundle.ROWS) as stream:
             for index, hashed, event in wanted:
                 self._matched += 1
-                self._check_private(index, event)
+                self._add(self._private.check(index, event))
                 line = stream.readline(MAX_PROOF_BYTES)
                 if line != bundle.row_line(index, hashed, event):
                     self._flaw("CFD-A14", bundle.ROWS, f"line {self._matched} isn't the row of entry {index}")
@@ -368,10 +364,7 @@ class BundleCheck:
             self._flaw("CFD-A03", "tile", refused.message)
             return
         files.check_upper(tree, lambda where, what: self._flaw("CFD-A03", where, what))
-        self._from_start = manifest.first == 0
-        chains: dict[str, _Chain] = {}
-        ids: dict[str, int] = {}
-        t_us = 0
+        order = EntryOrder(from_start=manifest.first == 0)
         for n in range(manifest.first // HASHES_PER_TILE, -(-manifest.end // HASHES_PER_TILE)):
             hashes, leaves = self._tile(files, tree, n)
             for index, (hashed, leaf) in enumerate(zip(hashes, leaves, strict=False), n * HASHES_PER_TILE):
@@ -379,11 +372,10 @@ class BundleCheck:
                     if leaf:
                         self._flaw("CFD-A14", f"entry {index}", "lies outside of the range and isn't blank")
                     continue
-                event = self._in_tree(index, hashed, leaf, chains)
+                event = self._in_tree(index, hashed, leaf, order)
                 if event is None:
                     continue
-                self._check_order(index, event, hashed, chains, ids, t_us)
-                t_us = max(t_us, event["t_us"])
+                self._add(order.take(index, event, hashed))
                 if event["action"] in TRAIL_ACTIONS and self._trail.get(index) != leaf:
                     self._flaw("CFD-A14", f"entry {index}", "the trail has another copy of it, or none")
                 yield index, hash_text(hashed), event
@@ -401,73 +393,25 @@ class BundleCheck:
             self._flaw("CFD-A02", tiles.entries_path(n, width), refused.message)
             return [], []
 
-    def _in_tree(self, index: int, hashed: bytes, leaf: bytes, chains: dict[str, _Chain]) -> Event | None:
+    def _in_tree(self, index: int, hashed: bytes, leaf: bytes, order: EntryOrder) -> Event | None:
         if not leaf:
             known = self._redacted.get(index)
             if known is None or not is_redacted(leaf, hashed, known):
                 self._flaw("CFD-A02", f"entry {index}", "blank, and no later entry records why")
             else:
-                chains[known.writer] = _Chain(known.seq + 1, known.leaf_hash)
+                order.pass_over(known)
             return None
         if leaf_hash(leaf) != hashed:
             self._flaw("CFD-A01", f"entry {index}", "was altered")
-            self._forget(chains)
+            order.forget()
             return None
         event = self._opened(index, leaf)
         if event is None:
-            self._forget(chains)
+            order.forget()
         return event
-
-    def _forget(self, chains: dict[str, _Chain]) -> None:
-        """Go on behind an entry that can't be read, which was named, without naming each behind it."""
-        self._from_start = False
-        chains.clear()
-
-    def _check_order(
-        self, index: int, event: Event, hashed: bytes, chains: dict[str, _Chain], ids: dict[str, int], t_us: int
-    ) -> None:
-        where, writer = f"entry {index}", event["writer"]
-        chain = chains.get(writer, _BEGIN if self._from_start else None)
-        if chain is not None and (event["seq"], event.get("prev", "")) != (chain.next_seq, chain.last):
-            self._flaw("CFD-A11", where, f"doesn't follow the last entry of {writer}")
-        chains[writer] = _Chain(event["seq"] + 1, hash_text(hashed))
-        if event["t_us"] < t_us:
-            self._flaw("CFD-A13", where, "its time is before that of the entry before it")
-        if event["id"] in ids:
-            self._flaw("CFD-A12", where, f"repeats the id of entry {ids[event['id']]}")
-        ids[event["id"]] = index
 
     def _prefix(self) -> str:
         return bundle.TILES if self._manifest is not None else ""
-
-    # --- private values ---------------------------------------------------------------------------------------
-
-    def _read_private(self) -> dict[int, list[tuple[str, bytes, bytes]]]:
-        found: dict[int, list[tuple[str, bytes, bytes]]] = {}
-        if bundle.PRIVATE not in self.files.sizes:
-            return found
-        number = 0
-        with self.files.open(bundle.PRIVATE) as stream:
-            while line := stream.readline(MAX_PROOF_BYTES):
-                number += 1
-                try:
-                    index, name, salt, value = bundle.parse_private_line(line)
-                except NotCanonical as refused:
-                    self._flaw("CFD-A14", bundle.PRIVATE, f"line {number} is {refused.message}")
-                    continue
-                found.setdefault(index, []).append((name, salt, value))
-        return found
-
-    def _check_private(self, index: int, event: Event) -> None:
-        committed = event.get("private")
-        for name, salt, value in self._private.pop(index, ()):
-            wanted = committed.get(name) if isinstance(committed, dict) else None
-            if commitment_of(salt, name, value) != wanted:
-                self._flaw("CFD-A15", f"entry {index}", f"the value of {name} in {bundle.PRIVATE} doesn't open it")
-
-    def _check_private_left(self) -> None:
-        for index in sorted(self._private):
-            self._flaw("CFD-A15", f"entry {index}", f"{bundle.PRIVATE} has a value for it, and it is no row")
 
     # --- other checkpoints ------------------------------------------------------------------------------------
 
@@ -552,23 +496,6 @@ class BundleCheck:
             what = f"{self._matched} entries of {span}, unchanged and signed by their writers"
         result.proved.insert(0, what)
         result.proved.append(bracket_text(self._times, manifest.first, manifest.end))
-
-
-def bracket_text(times: list[tuple[int, int]], first: int, end: int) -> str:
-    """Return what the witnesses' clocks say of when the entries from `first` up to `end` came to be.
-
-    Args:
-        times: Size and time in seconds of each checkpoint with a quorum.
-        first: The first index.
-        end: The index behind the last.
-    """
-    before = max((one for one in times if one[0] <= first), default=None)
-    after = min((one for one in times if one[0] >= end), default=None)
-    if before is None and after is None:
-        return "the times are those of the log's own clock: no witness says when"
-    shown = "" if before is None else f" shown to no witness before {format_time(before[1] * 1_000_000)},"
-    there = "" if after is None else f" there by {format_time(after[1] * 1_000_000)}"
-    return f"by the witnesses' clocks:{shown}{there}".rstrip(",")
 
 
 class _Stop(Exception):

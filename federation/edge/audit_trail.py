@@ -12,8 +12,9 @@ from typing import Final
 from audit import edge, events, key_files, note
 from audit.errors import SecondWriter
 from audit.hand_over import hand_over
-from audit.log import CLI, DAEMON, NO_CHARTER, AuditLog
+from audit.log import NO_CHARTER, AuditLog
 from audit.names import Origin
+from audit.open_log import CLI, DAEMON
 from audit.places import Places
 from audit.private import PrivateStore
 from federation.edge.clock import Clock

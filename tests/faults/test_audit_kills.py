@@ -76,7 +76,7 @@ def test_kill_nine_loses_no_acknowledged_entry(tmp_path: Path, database_url: str
     create(tmp_path, settings=log_settings(database_url)).close()
     acknowledged = killed_often(tmp_path / "audit", rounds)
     rows = {row.index: row for row in read_rows(find_log(tmp_path))}
-    assert len(acknowledged) > 100
+    assert len(acknowledged) > rounds // 2  # how many there are in so short a time is the machine's affair
     assert {index for index, digest in acknowledged.items() if rows[index].leaf_hash != digest} == set()
     with reopen(tmp_path) as log:
         log.append(draft())

@@ -204,6 +204,53 @@ def test_a_second_writer_is_refused_from_another_home(tmp_path: Path, url: str) 
     reopen(copy).close()
 
 
+BLOCKED_WRITER = """
+import sys
+from pathlib import Path
+from audit.edge import SystemClock
+from audit.events import Actor, DataRetired, Dataset
+from audit.log import AuditLog
+
+log = AuditLog.open(Path(sys.argv[1]), clock=SystemClock())
+print("opened", flush=True)
+sys.stdin.readline()
+actor, dataset = Actor(kind="service", id="daemon"), Dataset(id="heart", version="sha256:" + "a" * 64)
+log.append(DataRetired(id=log.new_id(), decision="allowed", actor=actor, dataset=dataset))
+"""
+
+
+def test_a_killed_writer_whose_server_process_is_busy_keeps_nobody_out(tmp_path: Path, url: str) -> None:
+    """The server still works for the dead: its process is ended, and the log opens at once, whole."""
+    create(tmp_path, settings=log_settings(url)).close()
+    plain = make_url(url).set(drivername="postgresql").render_as_string()
+    writer = subprocess.Popen(
+        [sys.executable, "-c", BLOCKED_WRITER, str(tmp_path / "audit")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
+    assert writer.stdin is not None
+    assert writer.stdout is not None
+    with writer, psycopg.connect(plain) as blocking:
+        assert writer.stdout.readline() == b"opened\n"
+        blocking.execute("LOCK TABLE audit_1.entry IN SHARE MODE")  # readers go on, the writer's INSERT waits
+        writer.stdin.write(b"\n")
+        writer.stdin.flush()
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'audit_1.entry'::regclass"
+        for _ in range(1200):
+            if sql(url, waiting) == [(1,)]:
+                break
+            time.sleep(0.05)
+        writer.kill()
+        writer.wait()
+        freed = threading.Timer(1.0, blocking.rollback)  # until then the dead one's server process waits
+        freed.start()
+        with reopen(tmp_path, settings=log_settings(url)) as log:
+            log.append(draft())
+        freed.join()
+    assert verified(tmp_path).flaws == []
+
+
 def test_a_writer_that_does_not_ask_for_the_lock_is_noticed_before_anything_is_written(
     tmp_path: Path, database_url: str
 ) -> None:

@@ -122,15 +122,23 @@ def test_no_update_counts_of_a_site_whose_log_has_two_histories(house: House, si
     assert [(event["log"], event["code"]) for event in refused] == [(shown.origin, "CFD-A08")]
 
 
-def test_members_see_public_entries_of_the_coordinators_log_and_of_others_the_hash(
+def test_a_site_sees_public_entries_of_its_jobs_and_of_itself_and_of_all_others_the_hash(
     house: House, sites: dict[str, FakeSite]
 ) -> None:
     assert ended(house, house.submit(plan_text(SITES, rounds="1"))) == "completed"
+    assert ended(house, house.submit(plan_text(SITES[1:], rounds="1"))) == "completed"
     assert house.service is not None
     under = house.service.witnessing.own.newest()
     assert under is not None
-    actions = house.audit_actions()[: under.size]
-    wanted = (actions.index("job.submitted"), actions.index("job.offered"))
+    found = [(event["action"], event.get("site"), event.get("job")) for event in house.audit_events()[: under.size]]
+    jobs = [job for action, _, job in found if action == "job.submitted"]
+    seen = [("log.opened", None, None), ("job.submitted", None, jobs[0]), ("update.received", "mercy", jobs[0])]
+    hidden = [
+        ("job.offered", "mercy", jobs[0]),
+        ("update.received", "north", jobs[0]),
+        ("job.submitted", None, jobs[1]),
+    ]
+    wanted = tuple(found.index(one) for one in (*seen, *hidden))
     client = sites["mercy"].client
     reply = client.witness(
         EntriesCall(
@@ -138,7 +146,7 @@ def test_members_see_public_entries_of_the_coordinators_log_and_of_others_the_ha
         )
     )
     assert isinstance(reply, EntriesReply)
-    assert [bool(entry.leaf) for entry in reply.entries] == [True, False]
+    assert [bool(entry.leaf) for entry in reply.entries] == [True] * 3 + [False] * 3
     from audit.proofs import check_inclusion
 
     for entry in reply.entries:

@@ -128,3 +128,25 @@ def test_a_bent_link_is_found(rig: SiteRig, bent: str) -> None:
     job.ask(1, receipt=changed)
     assert reason(job) == "CFD-A16"
     assert rig.actions("peer.contradicted") == [("peer.contradicted", "refused")]
+
+
+def test_a_last_rounds_end_that_does_not_hold_this_sites_receipt_is_recorded_though_no_round_follows(
+    rig: SiteRig,
+) -> None:
+    job = begun(rig)
+    job.ask(0)
+    job.release(0, job.reply().update)
+    opening = rig.coordinator.witnesses.opening(job.job, 1)
+    place = opening["receipt"]
+    bent = place.model_copy(update={"index": 1, "count": 2, "path": ("0" * 64,)})
+    for receipt in (place, bent, bent):  # the right one first: what comes behind it shows that it was taken
+        message_id = rig.coordinator.server.message_ids.next()
+        about = f"{job.job}/0"
+        rig.coordinator.send(
+            WitnessNotice(message_id=message_id, about=about, ended=opening["before"], receipt=receipt)
+        )
+    until(lambda: rig.actions("peer.contradicted"), what="the bent place is recorded")
+    job.ask(1)
+    assert job.reply().outcome is Outcome.DONE  # the round's own opening shows the right place
+    (recorded,) = [entry for entry in rig.entries() if entry["action"] == "peer.contradicted"]
+    assert recorded["peer"]["origin"] == COORDINATOR

@@ -19,7 +19,7 @@ from audit.note import COSIGNATURE, Ed25519Signer
 from audit.receipts import receipts_root
 from audit.trust_file import TrustFolder, write_trust_policy
 from coordinator.recording import SERVICE, event_id
-from coordinator.round_witness import Ended
+from coordinator.round_witness import Ended, Opening
 from coordinator.witnessing import ReceiptMissing, Witnessing
 from federation.audit_trust import log_trusts
 from federation.charter import Charter
@@ -74,6 +74,7 @@ class PlayedWitnesses:
             process_log=open_log(level="error"),
             stale_after_s=1e9,
             sites=lambda: (self.site,),
+            invited=lambda _: (self.site,),
             on_fatal=self.fatal.append,
         )
         self.witnessing.connect(post, new_message_id)
@@ -154,7 +155,7 @@ class PlayedWitnesses:
             line = cosignature.cosign(signed, self.other, now_s)
             self.witnessing.own.add([Cosigned(signed.size, signed.root, line)])
             signed = self.witnessing.own._published[signed.size]
-        self.witnessing._send_notice(self.site, f"job/{signed.size}", signed, b"")
+        self.witnessing._send_notice(self.site, f"job/{signed.size}", signed, Opening(b"", b"", {}))
         return signed
 
     def opening(self, job: str, round_number: int) -> dict[str, Any]:

@@ -10,18 +10,24 @@ import pytest
 
 from audit import edge, epochs
 from audit.command import main
-from audit.errors import LogBehind, LogDamaged, LogFrozen, ReadRefused, SecondWriter, SettingsUnsafe
-from audit.events import Actor
+from audit.errors import LogBehind, LogDamaged, LogFrozen, ProofRefused, ReadRefused, SecondWriter, SettingsUnsafe
+from audit.events import Actor, JobSubmitted, Purpose
 from audit.findings import Verdict
 from audit.opening import open_store
 from audit.places import Places
+from audit.proof_file import ProofFile
+from audit.proving import prove_in_an_earlier_epoch
 from audit.reading import find_entry, find_log, origin_of
+from audit.round_gate import check_round_gate
+from audit.trust import TrustPolicy, parse_policy
 from tests.support.audit_logs import (
+    HASH,
     HandClock,
     alter,
     closed_home,
     create,
     draft,
+    event_id,
     events_in,
     leaves_of,
     log_settings,
@@ -282,3 +288,35 @@ def test_a_log_whose_first_entry_can_not_be_read_ends_by_two_people_too(tmp_path
     become("bob")
     assert main(["approve", str(home), request_of(home)]) == 0
     assert origin_of(find_log(home)).endswith("/audit/2")
+
+
+def test_a_round_may_open_on_an_entry_of_the_epoch_before(tmp_path: Path) -> None:
+    """A job was submitted, then the log had to go on in a new epoch: its round opens on the old one's last word."""
+    submitted = JobSubmitted(
+        id=event_id(),
+        decision="allowed",
+        actor=BY,
+        job="j-1",
+        plan=HASH,
+        purpose=Purpose(code="DUO:0000007"),
+        priority=50,
+        invited_count=2,
+        invited=HASH,
+    )
+    with create(tmp_path, party="coordinator") as log:
+        log.append(submitted)
+    begin_next(tmp_path)
+    policy = parse_policy((tmp_path / "trust" / "coordinator.policy").read_text())
+    data = prove_in_an_earlier_epoch(tmp_path / "audit", submitted.id, policy)
+    assert data is not None
+    found = check_round_gate(ProofFile.parse(data), policy, job="j-1", round_number=0)
+    assert (found.checkpoint.origin, found.index) == ("heart.example.org/coordinator/audit/1", 2)
+    only_new = parse_policy("\n".join(line for line in format_lines(policy) if "/audit/1+" not in line))
+    with pytest.raises(ProofRefused):
+        check_round_gate(ProofFile.parse(data), only_new, job="j-1", round_number=0)
+    assert prove_in_an_earlier_epoch(tmp_path / "audit", event_id(), policy) is None
+    assert prove_in_an_earlier_epoch(closed_home(tmp_path / "one") / "audit", submitted.id, policy) is None
+
+
+def format_lines(policy: TrustPolicy) -> list[str]:
+    return [*(f"log {key}" for key in policy.logs), "quorum none"]
