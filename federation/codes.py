@@ -51,6 +51,12 @@ GENERAL: Final = _rows(
     ("CFD-G06", 1, "the demo could not go on", "see the message; everything that it wrote is in its folder"),
     ("CFD-G07", 2, "a file that the command line names can't be read", "check its name and its permissions"),
     ("CFD-G08", 78, "a disk is full", "free some space; what was interrupted goes on"),
+    (
+        "CFD-G09",
+        78,
+        "a database of this home is damaged",
+        "keep the file as it is, look at the disk, and take the whole home from its last backup",
+    ),
 )
 
 # One block for each area. Keep numbers when wording changes; never reuse a number.

@@ -11,12 +11,13 @@ from typing import Any, Final
 from sqlalchemy import Connection, Engine, delete, insert, select, update
 
 from federation.edge.database import read, transact
-from federation.errors import ConfideError
+from federation.errors import ConfideError, ConfigurationWrong
 from federation.messages import (
     Answer,
     BlobReference,
     Body,
     JobId,
+    MessageRefused,
     Phase,
     PhaseReply,
     decode_body,
@@ -137,7 +138,7 @@ class Store:
             body = connection.execute(select(REPLY.c.body).where(*_key(job, work))).scalar_one_or_none()
         if body is None:
             return None
-        reply = decode_body("phase-reply", body)
+        reply = _body("phase-reply", body)
         if not isinstance(reply, PhaseReply):
             raise TypeError("a stored reply is of another kind")
         return reply
@@ -147,7 +148,7 @@ class Store:
         wanted = (REPLY.c.job == job, REPLY.c.round == round_number, REPLY.c.phase == Phase.TRAIN.value)
         with read(self._engine) as connection:
             bodies = connection.execute(select(REPLY.c.body).where(*wanted)).scalars().all()
-        replies = (decode_body("phase-reply", body) for body in bodies)
+        replies = (_body("phase-reply", body) for body in bodies)
         return tuple(
             bytes.fromhex(reply.receipt) for reply in replies if isinstance(reply, PhaseReply) and reply.receipt
         )
@@ -224,7 +225,7 @@ class Store:
         """Return a message that the coordinator hasn't acknowledged, None where there is none of that id."""
         with read(self._engine) as connection:
             row = connection.execute(select(OUTBOX).where(OUTBOX.c.message_id == message_id)).one_or_none()
-        return None if row is None else decode_body(row.kind, row.body)
+        return None if row is None else _body(row.kind, row.body)
 
     def acknowledge(self, message_ids: tuple[str, ...]) -> None:
         """Forget messages that the coordinator has."""
@@ -332,6 +333,18 @@ class Store:
         transact(self._engine, write)
 
 
+def _body(kind: str, data: bytes) -> Body:
+    """Return a message that this site stored.
+
+    Raises:
+        ConfigurationWrong: The bytes in the database are no such message any more.
+    """
+    try:
+        return decode_body(kind, data)
+    except MessageRefused as problem:
+        raise ConfigurationWrong("CFD-G09", f"a row of the site's database is damaged: {problem}") from problem
+
+
 def _key(job: JobId, work: Work) -> tuple[Any, ...]:
     return (
         REPLY.c.job == job,
@@ -393,7 +406,7 @@ def _terms_out(terms: Terms) -> dict[str, Any]:
 
 
 def _stored(row: Any) -> StoredJob:
-    answer = None if row.answer is None else decode_body("answer", row.answer)
+    answer = None if row.answer is None else _body("answer", row.answer)
     if answer is not None and not isinstance(answer, Answer):
         raise TypeError("a stored answer is of another kind")
     return StoredJob(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event
-from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine import URL, ExceptionContext, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 
 from federation.edge.files import FILE_MODE, cannot_write, make_folder, read_secret
@@ -50,6 +50,7 @@ NETWORK_FILE_SYSTEMS: Final = frozenset(
 LOCAL_FUSE: Final = frozenset({"fuseblk", "fuse.fuse-overlayfs"})
 # The second: its shared memory, a file beside the database, can't grow. PostgreSQL says 53100, disk_full.
 _SQLITE_IS_FULL: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE})
+_SQLITE_IS_DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _READ_ONLY: Final = "confide_read_only"
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 
@@ -146,7 +147,16 @@ def _open_sqlite(address: URL, busy_timeout_s: int, allow_network_filesystem: bo
     )
     event.listen(engine, "connect", _set_up_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
+    event.listen(engine, "handle_error", _name_damage)
     return _checked(engine)
+
+
+def _name_damage(context: ExceptionContext) -> None:
+    """Raise, in place of SQLite's own error, that a file is damaged or is no database."""
+    code = getattr(context.original_exception, "sqlite_errorcode", None)
+    if code is not None and code & 0xFF in _SQLITE_IS_DAMAGED:
+        file = context.engine.url.database if context.engine is not None else None
+        raise ConfigurationWrong("CFD-G09", f"{file}: {context.original_exception}") from context.original_exception
 
 
 def _set_up_sqlite(connection: sqlite3.Connection, record: Any) -> None:

@@ -176,6 +176,24 @@ def test_server_momentum_is_carried_from_round_to_round(tmp_path: Path) -> None:
     assert bench.model()["output.bias"].tolist() == [1.0 + 1.5 + 1.75]
 
 
+@pytest.mark.parametrize(
+    ("server", "least", "most"),
+    [
+        ("{strategy: FedMedian}", 4.0, 4.0),
+        ("{strategy: FedTrimmedAvg, beta: 0.2}", 4.0, 4.0),
+        ("{strategy: Krum, num_malicious_nodes: 1}", 1.0, 6.0),
+        ("{strategy: MultiKrum, num_malicious_nodes: 1, num_nodes_to_select: 3}", 1.0, 6.0),
+        ("{strategy: Bulyan, num_malicious_nodes: 1}", 1.0, 6.0),
+    ],
+)
+def test_a_liar_among_seven_moves_no_robust_strategy(tmp_path: Path, server: str, least: float, most: float) -> None:
+    sites = ("a", "b", "c", "d", "e", "f", "g")
+    acts = script(**{site: trains(float(number + 1)) for number, site in enumerate(sites[:6])}, g=trains(1e6))
+    bench = Bench(tmp_path, acts, sites=sites, quorum=7, more=f"server: {server}\n")
+    assert bench.run().job.state is JobState.COMPLETED
+    assert least <= bench.model()["output.bias"][0] <= most
+
+
 def test_metrics_come_from_sums_and_single_counts_are_forgotten(tmp_path: Path) -> None:
     acts = Script(
         {

@@ -61,6 +61,12 @@ deadlines: {training_s: 60, phase_s: 60}
 """
 
 
+def _robustly(*about: Any) -> None:
+    from federation.robust_means import robust_mean  # brings flwr, which few of these tests need
+
+    robust_mean(*about)
+
+
 class SteppingClock:
     """A clock that moves by itself a little at each look, and by `pass_time` a lot."""
 
@@ -253,6 +259,7 @@ class Bench:
             clock=self.clock,
             new_message_id=lambda: secrets.token_hex(8),
             settings=RoundSettings(max_update_norm=self.max_update_norm),
+            combine_robustly=_robustly,
         )
 
     def run(self) -> JobRecord:

@@ -10,10 +10,12 @@ from sqlalchemy import Engine, text
 
 from federation.edge.database import open_engine, read, sqlite_url
 from federation.errors import ConfigurationWrong
+from federation.messages import JobId, Phase
 from site_client import tables
 from site_client.data import registry
 from site_client.data.registry import Registry
 from site_client.migrations import HEAD, bring_up
+from site_client.session import Work
 from site_client.store import Store
 
 
@@ -59,3 +61,15 @@ def test_a_database_of_a_newer_program_is_refused_and_named(engine: Engine, tmp_
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(ConfigurationWrong, match=r"site\.db has shape 9999, this program knows 0001"):
         Store(engine)
+
+
+def test_a_stored_message_that_is_none_any_more_is_a_damaged_database(engine: Engine) -> None:
+    store = Store(engine)
+    work = Work(0, 0, Phase.TRAIN)
+    row = {"job": "heart-risk-0a1b2c", "round": 0, "attempt": 0, "phase": "train", "body": b"{torn"}
+    with engine.begin() as connection:
+        connection.execute(tables.REPLY.insert().values(**row))
+    with pytest.raises(ConfigurationWrong) as refused:
+        store.reply(JobId("heart-risk-0a1b2c"), work)
+    assert refused.value.code == "CFD-G09"
+    assert "torn" not in refused.value.message

@@ -27,6 +27,20 @@ def add_one(connection: Connection) -> None:
     connection.execute(text("UPDATE counter SET value = :value"), {"value": value + 1})
 
 
+@pytest.mark.parametrize("damage", [b"this is no database at all, and longer than a header" * 40, None])
+def test_a_damaged_database_is_named_as_such(tmp_path: Path, damage: bytes | None) -> None:
+    path = tmp_path / "site.db"
+    engine = open_engine(sqlite_url(path))
+    transact(engine, make_counter)
+    engine.dispose()
+    whole = path.read_bytes()
+    path.write_bytes(damage or whole[:100] + b"\xff" * (len(whole) - 100))
+    with pytest.raises(ConfigurationWrong) as refused:
+        transact(open_engine(sqlite_url(path)), add_one)
+    assert (refused.value.code, refused.value.exit_status) == ("CFD-G09", 78)
+    assert str(path) in refused.value.message
+
+
 def test_two_writers_that_read_first_lose_nothing(database_url: str) -> None:
     engine = open_engine(database_url)
     transact(engine, make_counter)
@@ -103,7 +117,7 @@ def test_an_address_that_would_lose_or_tell_something_is_refused(url: str, messa
 
 def test_a_file_that_is_no_database_is_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "a.db").write_bytes(b"not a database, but long enough to look like a header of one" * 20)
-    with pytest.raises(ConfigurationWrong, match="can't be opened"):
+    with pytest.raises(ConfigurationWrong, match="file is not a database"):
         open_engine(sqlite_url(tmp_path / "a.db"))
 
 
