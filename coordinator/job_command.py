@@ -102,6 +102,7 @@ def _validate(arguments: list[str]) -> int:
         "--contract", type=Path, help="the data contract (default: beside the plan, else the sites' own)"
     )
     parser.add_argument("--sites", help="all, or site ids with commas: ask these sites for a preview")
+    parser.add_argument("--units", type=int, help="print schedules that keep the plan's epsilon for so many units")
     _with_format(parser)
     options = parser.parse_args(arguments)
     text, contract = _documents(options)
@@ -121,10 +122,50 @@ def _validate(arguments: list[str]) -> int:
             print(f"note: {visible(notice)}")
         if previews:
             print_rows([_preview_row(item) for item in previews], PREVIEW_COLUMNS, schema="confide/previews/v1")
+        if options.units is not None:
+            print(PROPOSED)
+            print_rows(_proposals(text, options.units), PROPOSAL_COLUMNS, schema="confide/schedules/v1")
     else:
         record = {**found.model_dump(mode="json"), "previews": [item.model_dump(mode="json") for item in previews]}
+        if options.units is not None:
+            record["schedules"] = _proposals(text, options.units)
         print_record(record, schema="confide/validation/v1", form=options.format)
     return 4 if any(item.decision == "refused" for item in previews) else 0
+
+
+PROPOSED: Final = """
+schedules that keep the plan's epsilon and delta, each with its least noise; all use a unit as often as the plan does.
+noise: that of the average step, in clips. Few large batches beat many small ones; tuning runs are charged too."""
+PROPOSAL_COLUMNS: Final = ("rate", "batch", "steps", "sigma", "epochs", "noise", "plan")
+
+
+def _proposals(text: str, units: int) -> list[dict[str, Any]]:
+    from federation import plan as plans
+    from federation.errors import InvalidInput
+    from privacy.accounting.proposals import proposals
+
+    plan = plans.read(text)
+    if plan.privacy.mechanism == "none" or plan.privacy.epsilon is None or plan.privacy.delta is None:
+        raise InvalidInput("CFD-G02", "the plan makes no promise that a schedule could keep", hint="leave out --units")
+    found = proposals(
+        epsilon=plan.privacy.epsilon,
+        delta=plan.privacy.delta,
+        units=units,
+        batch=plan.training.batch,
+        steps=plan.steps,
+    )
+    return [
+        {
+            "rate": f"{one.sampling_rate:.4g}",
+            "batch": round(one.batch, 1),
+            "steps": one.steps,
+            "sigma": one.noise_multiplier,
+            "epochs": round(one.epochs, 1),
+            "noise": f"{one.noise:.4f}",
+            "plan": "yes" if one.is_plans else "",
+        }
+        for one in found
+    ]
 
 
 PREVIEW_COLUMNS: Final = ("site", "decision", "epsilon", "noise", "steps", "memory", "upload", "why")

@@ -75,7 +75,9 @@ def show(arguments: list[str]) -> int:
         document["problem"] = None if problem is None else {"code": problem.code, "text": problem.message}
         print(json.dumps(document, indent=2, ensure_ascii=False))
     else:
-        print("\n".join(lines))
+        from site_client.budget.plain_words import folded
+
+        print("\n".join(folded(lines) if options.statement else lines))
     if problem is not None:
         print(f"error {problem.code}: {problem.message}\nhint: {problem.hint}", file=sys.stderr)
     return 0 if problem is None else 1

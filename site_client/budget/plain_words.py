@@ -5,6 +5,7 @@ it (privacy design, 9). Not printed: "anonymous", "no risk", an ε without unit,
 an ε of a single round.
 """
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -21,6 +22,7 @@ _PERSON: Final = {
     "entity": "one person with all their rows at this site",
     "site": "all data of this site together",
 }
+WIDTH: Final = 116
 _COMPARED: Final = {
     "record": "the same data with that row, and without it",
     "entity": "the same data with all rows of that person, and with none of them",
@@ -69,11 +71,20 @@ def statement(
     return lines
 
 
+def folded(lines: Sequence[str]) -> list[str]:
+    """Return the lines, none wider than a page."""
+    found: list[str] = []
+    for line in lines:
+        indent = line[: len(line) - len(line.lstrip())]
+        found += textwrap.wrap(line.strip(), WIDTH, initial_indent=indent, subsequent_indent=indent) or [""]
+    return found
+
+
 def _who(figures: DataSetFigures) -> list[str]:
     units = list(dict.fromkeys(policy.unit for policy in figures.policies))
     return [
         "1. Who is protected",
-        *(f"   {_PERSON[unit]}. Compared are {_COMPARED[unit]}." for unit in units),
+        *(f"   {_PERSON[unit].capitalize()}. Compared are {_COMPARED[unit]}." for unit in units),
         "   A promise about one of them is a promise about each of them.",
         "",
     ]
