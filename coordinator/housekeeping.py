@@ -1,4 +1,4 @@
-"""What the coordinator looks after by itself while it serves: new charter epochs, and its own certificate.
+"""What the coordinator looks after by itself while it serves: charter epochs, its certificate, unfinished uploads.
 
 A command puts an epoch in force; the sites that attend get it within a second. The certificate is renewed before it
 ends, without a restart. A fault is logged and the next look tries again: housekeeping never ends a job.
@@ -19,11 +19,15 @@ from federation.edge.clock import Clock
 from federation.edge.homes import CoordinatorHome
 from federation.edge.logs import Log
 from federation.errors import ConfideError
+from federation.link.blobs import BlobStore
 from federation.link.server import LinkServer
 from federation.messages import SiteId
 
-CERTIFICATE_LOOK_S: Final = 3600.0
-"""How often the coordinator looks at the end of its own certificate."""
+SLOW_LOOK_S: Final = 3600.0
+"""How often the coordinator looks at the end of its own certificate, and for uploads that nobody finishes."""
+
+UNFINISHED_KEPT_S: Final = 7 * 86_400.0
+"""How long an upload that stands still can be resumed."""
 
 
 class Housekeeping:
@@ -37,6 +41,7 @@ class Housekeeping:
         membership: MembershipStore,
         link: LinkServer,
         reception: Reception,
+        blobs: BlobStore,
         clock: Clock,
         log: Log,
     ) -> None:
@@ -45,6 +50,7 @@ class Housekeeping:
         self._membership = membership
         self._link = link
         self._reception = reception
+        self._blobs = blobs
         self._clock = clock
         self._log = log
         self._stopping = threading.Event()
@@ -59,7 +65,7 @@ class Housekeeping:
         self._stopping.set()
 
     def _keep_house(self) -> None:
-        """Once a second: send new charter epochs to sites that attend; once an hour: look at the certificate."""
+        """Once a second: send new charter epochs to sites that attend; once an hour: the slow looks."""
         signed = self._membership.charter()
         epoch = 0 if signed is None else signed.charter.epoch
         look_again_s = 0.0
@@ -67,8 +73,9 @@ class Housekeeping:
             try:
                 epoch = self._send_new_epochs(epoch)
                 if self._clock.monotonic_s() >= look_again_s:
-                    look_again_s = self._clock.monotonic_s() + CERTIFICATE_LOOK_S
+                    look_again_s = self._clock.monotonic_s() + SLOW_LOOK_S
                     self.renew_certificate()
+                    self.forget_unfinished_uploads()
             except (ConfideError, DBAPIError) as problem:
                 self._log.internal("housekeeping.failed", problem)
 
@@ -81,6 +88,11 @@ class Housekeeping:
             if self._link.connected(state.site):
                 self._reception.send_charters(SiteId(state.site), epoch)
         return found.charter.epoch
+
+    def forget_unfinished_uploads(self) -> None:
+        """Forget uploads that have stood still for `UNFINISHED_KEPT_S`: of sites that died, or of jobs that ended."""
+        if self._blobs.discard_untouched(self._clock.now().timestamp() - UNFINISHED_KEPT_S):
+            self._log.info("uploads.forgotten")
 
     def renew_certificate(self) -> bool:
         """Renew the coordinator's own certificate where that is due, without a restart; return whether it was."""

@@ -182,6 +182,7 @@ class CoordinatorService:
             membership=membership,
             link=self.link,
             reception=self._reception,
+            blobs=self._blobs,
             clock=clock,
             log=log,
         )

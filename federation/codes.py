@@ -158,7 +158,6 @@ PLAN: Final = _rows(  # CFD-P..  the plan, the contract as a document, strategie
     ("CFD-P04", 2, "fields of the plan contradict each other", "change one of them; the message has the arithmetic"),
     ("CFD-P05", 2, "the mechanism can't protect this privacy unit", "choose another mechanism or unit"),
     ("CFD-P06", 2, "this version can't run secure aggregation yet", "set secure_aggregation: {enabled: false}"),
-    ("CFD-P07", 2, "the plan asks for something that isn't in this version", "use one of those listed"),
     ("CFD-P08", 2, "the plan names a method that is refused for its weakness", "use what the message names instead"),
     ("CFD-P09", 2, "the strategy needs each site's own update", "choose a strategy that works on sums"),
     ("CFD-P10", 3, "the plan isn't signed by its submitter", "submit the plan with the submitter's own key"),

@@ -3,7 +3,6 @@
 The policy (what may run, be read or leave) is a file of its own, `policy.yaml`; secrets are files in `keys/`.
 """
 
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
@@ -83,8 +82,3 @@ class SiteConfiguration(Settings):
     link_limits: Annotated[LinkBounds, Field(description="every limit of the link")] = LinkBounds()
     log_level: Annotated[str, Field(pattern=r"^(debug|info|warning|error)$", description="least level logged")] = "info"
     allow_network_filesystem: Annotated[bool, Field(description="take the risk of databases on NFS or SMB")] = False
-
-
-def configuration_path(home: Path) -> Path:
-    """Return the configuration file of a home."""
-    return home / "site.yaml"

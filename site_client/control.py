@@ -139,15 +139,6 @@ def _read_line(connection: socket.socket, limit_bytes: int) -> bytes:
     return bytes(data)
 
 
-def is_running(home: Path) -> bool:
-    """Return whether a daemon answers on the home's socket."""
-    try:
-        with _connected(home, 2.0):
-            return True
-    except Unreachable:
-        return False
-
-
 @contextlib.contextmanager
 def _connected(home: Path, seconds: float) -> Iterator[socket.socket]:
     path = home / SOCKET_NAME

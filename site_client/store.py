@@ -243,14 +243,6 @@ class Store:
             row = connection.execute(select(LINEAGE).where(LINEAGE.c.job == job)).one_or_none()
         return None if row is None else Applied(row.release, row.round, row.step, row.digest)
 
-    def save_applied(self, job: JobId, applied: Applied) -> None:
-        """Store the newest release that the site followed."""
-
-        def write(connection: Connection) -> None:
-            _save_applied(connection, job, applied)
-
-        transact(self._engine, write)
-
     # --- approvals --------------------------------------------------------------------------------------------
 
     def file_approval(self, approval: Approval) -> None:

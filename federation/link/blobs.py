@@ -252,13 +252,29 @@ class BlobStore:
                 announced[path.name] = path.stat().st_size
         return sum(announced.values())
 
-    def discard_staging(self, reference: BlobReference, *, owner: str = "self") -> None:
-        """Forget what has arrived of a blob; nothing happens if nothing has."""
+    def discard_untouched(self, since_s: float) -> int:
+        """Forget every arriving blob of which nothing has come since then, and return how many.
+
+        A sender that died, or whose job ended, never sends the rest; what it left would fill its share of the disk.
+
+        Args:
+            since_s: Seconds since 1970, in UTC, as file systems count.
+        """
+        newest: dict[tuple[str, str], float] = {}
+        for path in self._staging.glob("*/*"):
+            about = (path.parent.name, path.name.removesuffix(_HASHES))
+            newest[about] = max(newest.get(about, 0.0), path.stat().st_mtime)
+        stale = [about for about, touched_s in newest.items() if touched_s < since_s]
+        for owner, root in stale:
+            self._discard_staging(owner, root)
+        return len(stale)
+
+    def _discard_staging(self, owner: str, root: str) -> None:
         with self._lock:
-            known = self._open.pop((owner, reference.root), None)
+            known = self._open.pop((owner, root), None)
         if known is not None:
             known.close()
-        path = self._staging / owner / reference.root
+        path = self._staging / owner / root
         path.unlink(missing_ok=True)
         _beside(path, _HASHES).unlink(missing_ok=True)
 

@@ -30,7 +30,6 @@ from typing import Final
 import numpy as np
 
 from federation.errors import InvalidInput
-from federation.plan_checks import MODEL_KINDS
 from federation.plan_fields import CnnModel, LogisticModel, MlpModel, ModelSpec, Resnet18Model, TransformerModel
 from federation.tensor_file import Array, Manifest, TensorSpec
 
@@ -43,12 +42,6 @@ def outputs_of(classes: int) -> int:
     if not 2 <= classes <= MAX_CLASSES:
         raise InvalidInput("CFD-P03", f"{classes} classes, 2 to {MAX_CLASSES} are possible")
     return 1 if classes == 2 else classes
-
-
-def require_kind(kind: str) -> None:
-    """Raise `InvalidInput` (CFD-P07) unless this version has the architecture `kind`."""
-    if kind not in MODEL_KINDS:
-        raise InvalidInput("CFD-P07", f"model {kind[:40]!r} is not in this version, {', '.join(MODEL_KINDS)} are")
 
 
 def manifest(spec: ModelSpec, width: int, classes: int = 2) -> Manifest:

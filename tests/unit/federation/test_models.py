@@ -171,13 +171,6 @@ def test_a_model_without_inputs_or_classes_is_refused(width, classes):
         build(LOGISTIC, width, classes)
 
 
-def test_a_kind_that_is_not_in_this_version_is_refused_with_those_that_are():
-    layout.require_kind("mlp")
-    with pytest.raises(InvalidInput, match="logistic, mlp, cnn, resnet18, transformer are") as refusal:
-        layout.require_kind("vgg16")
-    assert refusal.value.code == "CFD-P07"
-
-
 def test_the_first_model_is_made_without_torch_and_flower():
     program = (
         "import sys; from federation.models.layout import initial; from federation.plan_fields import LogisticModel;"

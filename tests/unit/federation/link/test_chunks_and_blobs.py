@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -256,12 +257,15 @@ def test_stagings_of_different_owners_never_meet(store: BlobStore) -> None:
     assert store.staged_bytes("hungary") == 0
 
 
-def test_a_discarded_staging_is_gone_and_begins_anew(store: BlobStore) -> None:
+def test_an_upload_that_nobody_finishes_is_gone_after_its_time_and_begins_anew(store: BlobStore) -> None:
     reference, hashes, chunks = parts(THREE)
     staging = store.open_staging(reference, hashes)
     staging.append(0, chunks[0])
-    store.discard_staging(reference)
-    store.discard_staging(reference)
+    assert store.discard_untouched(time.time() - 3600) == 0
+    assert store.staged_bytes("self") == len(THREE)
+    assert store.discard_untouched(time.time() + 3600) == 1
+    assert store.discard_untouched(time.time() + 3600) == 0
+    assert store.staged_bytes("self") == 0
     with pytest.raises(OutOfOrder):
         staging.append(1, chunks[1])
     assert store.staged_chunks(reference) == 0
