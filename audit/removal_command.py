@@ -96,9 +96,18 @@ def requests(given: argparse.Namespace, log: FoundLog) -> int:
     refuse_a_folder(log)
     admit(log, "requests")
     waiting = two_people.requests_of(log).waiting(two_people.now_us())
-    for one in waiting:
-        print(f"{one.id}  {format_time(one.proposed_us)}  {visible(one.proposer)}  {two_people.described(one)}")
-    talk(f"{len(waiting)} requests wait" + ("" if given.format == "table" else " (as text only)"))
+    store = PrivateStore(log.places.folder, clock=edge.SystemClock(), random_bytes=os.urandom)
+    try:
+        for one in waiting:
+            who = visible(store.name_of(one.proposer) or one.proposer)
+            when = format_time(one.proposed_us).split(".")[0] + "Z"
+            print(f"{one.id}  {when}  asked by {who}: {two_people.described(one)}")
+    finally:
+        store.close()
+    talk(
+        ("1 request waits" if len(waiting) == 1 else f"{len(waiting)} requests wait")
+        + ("" if given.format == "table" else " (as text only)")
+    )
     return 0
 
 

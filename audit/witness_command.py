@@ -70,7 +70,7 @@ def _status(given: argparse.Namespace, log: FoundLog) -> int:
 
 
 def _print(own: OwnStatus, seen: tuple[SeenStatus, ...]) -> None:
-    quorum = f"{own.have} of {own.needed} cosignatures" if own.needed else "no other operator to witness it"
+    quorum = f"cosigned by {own.have}, needed are {own.needed}" if own.needed else "no other operator to witness it"
     lines = [
         ("log", f"{own.origin}, {own.size} entries"),
         ("cosigned", f"{own.cosigned_size} entries, {own.age_s} s ago" if own.cosigned_size else "not yet witnessed"),

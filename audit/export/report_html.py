@@ -12,7 +12,7 @@ from audit.visible import visible
 _STYLE: Final = """
 :root { color-scheme: light; }
 body { font: 15px/1.5 system-ui, "Segoe UI", "Helvetica Neue", Arial, sans-serif; color: #1b1f24; background: #fff;
-  margin: 2.5rem auto; max-width: 78rem; padding: 0 1.5rem; }
+  margin: 2.5rem auto; max-width: 92rem; padding: 0 1.5rem; }
 h1 { font-size: 1.7rem; margin: 0 0 .2rem; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .3rem; }
 p { margin: .3rem 0 .8rem; max-width: 60rem; } .quiet { color: #57606a; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .25rem 1.2rem; margin: 1rem 0; }
@@ -25,6 +25,7 @@ td { overflow-wrap: anywhere; min-width: 3.4rem; }
 td.plain { min-width: 5.6rem; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; }
 td.code, pre { font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; font-size: 11.5px; }
+td.code { min-width: 11rem; } td.code.short { min-width: 0; }
 td.moment, td.short { white-space: nowrap; }
 pre { background: #f6f8fa; padding: .7rem .9rem; white-space: pre-wrap; overflow-wrap: anywhere; }
 .answer { font-size: 1.08rem; border-left: 4px solid #0969da; background: #f0f6ff; padding: .6rem .9rem; }
@@ -48,7 +49,7 @@ def _cell(name: str, value: object) -> str:
         "number": name in _NUMBERS,
         "code short": name in ("leaf", "entry"),
         "code": name in _CODES,
-        "moment": name == "time",
+        "moment": name in ("time", "action"),
     }
     kind = next((kind for kind, holds in kinds.items() if holds), "")
     return f'<td class="{kind or "plain"}">{_text(value)}</td>'
@@ -60,10 +61,12 @@ def _section(section: Section) -> Iterator[str]:
     if not section.rows:
         yield f"<p>{_text(section.nothing)}</p></section>\n"
         return
-    heads = "".join(f'<th scope="col">{_text(heading)}</th>' for _, heading in section.columns)
+    # A column that no row fills takes the room of the others.
+    columns = [column for column in section.columns if any(str(row.get(column[0], "")) for row in section.rows)]
+    heads = "".join(f'<th scope="col">{_text(heading)}</th>' for _, heading in columns)
     yield f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>\n'
     for row in section.rows:
-        yield "<tr>" + "".join(_cell(name, row.get(name, "")) for name, _ in section.columns) + "</tr>\n"
+        yield "<tr>" + "".join(_cell(name, row.get(name, "")) for name, _ in columns) + "</tr>\n"
     yield "</tbody></table></div></section>\n"
 
 

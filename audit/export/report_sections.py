@@ -27,8 +27,9 @@ PRIVACY: Final = (
     "Epsilon and delta bound what anybody can learn of one unit (a record, an entity or a site, as the table says)"
     " from everything that left, whatever else they know. They are those of the job at this site so far, as the site's"
     " own ledger computed them; they hold if the program ran as released and its random numbers were unpredictable."
-    " Those of several jobs are not added up here: total and left of the data set are the ledger's own figures."
-    " Epsilon is rounded up."
+    " Those of several jobs are not added up here: what is spent and left of the data set's budget are the"
+    " ledger's own figures."
+    " At `data.registered`, epsilon is the whole budget. Epsilon is rounded up."
 )
 HOW_TO_VERIFY: Final = (
     "confide audit verify LOG --trust POLICY checks the whole log this report was made from.",
@@ -108,8 +109,8 @@ SECTIONS: Final = (
             ("delta", "delta"),
             ("unit", "unit"),
             ("trust", "who adds the noise"),
-            ("total", "total of the data set"),
-            ("left", "left of the data set"),
+            ("total", "spent of the data set's budget"),
+            ("left", "left of that budget"),
             *_WHERE,
         ),
         "Nothing was taken from a budget.",

@@ -378,13 +378,19 @@ class ReportBuilder:
         spent = ", ".join(f"{name} {job.spent} per {job.unit}" for name, job in self._jobs.items() if job.spent)
         return (
             f"The data were opened {_times(openings)} by {_count(len(jobs), 'job')}. {_count(sent, 'message')} with"
-            f" {_count(size, 'byte')} left. {_count(refused, 'request or act')} refused or failed. Epsilon spent by"
+            f" {_count(size, 'byte')} left. {_refused(refused)} Epsilon spent by"
             f" each job so far: {spent or 'none in this time'}."
         )
 
 
 def _count(number: int, noun: str) -> str:
     return f"1 {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _refused(number: int) -> str:
+    if number < 2:
+        return ("Nothing was" if number == 0 else "1 request or act was") + " refused or failed."
+    return f"{number} requests or acts were refused or failed."
 
 
 def _times(number: int) -> str:

@@ -33,6 +33,7 @@ from audit.events import (
     UpdateSent,
 )
 from audit.export import fhir, ocsf
+from audit.export.bundle_brackets import bracket_text
 from audit.export.report_html import html_of
 from audit.export.report_pdf import pdf_of
 from audit.export.report_view import Head, ReportBuilder, delta_text
@@ -449,3 +450,27 @@ def test_a_directory_of_tiles_grows_and_takes_no_other_history(tmp_path: Path, c
     with pytest.raises(AuditError) as refused:
         main(["export", str(other), "--as", "tiles", "--out", tiles])
     assert refused.value.code == "CFD-A08"
+
+
+def test_what_a_quorum_saw_of_a_time_is_said_of_that_part() -> None:
+    partly = bracket_text([(10, 86_400), (20, 172_800)], 12, 30)
+    assert partly == (
+        "by the witnesses' clocks: shown to no witness before 1970-01-02T00:00:00.000000Z, those up to entry 19 there"
+        " by 1970-01-03T00:00:00.000000Z; no witness says when the later ones were"
+    )
+    assert bracket_text([(10, 86_400)], 0, 10) == "by the witnesses' clocks: there by 1970-01-02T00:00:00.000000Z"
+    assert "no witness says when" in bracket_text([], 0, 10)
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [(0, "Nothing was refused"), (1, "1 request or act was refused"), (3, "3 requests or acts were refused")],
+)
+def test_the_answer_counts_refusals_in_words(tmp_path: Path, count: int, said: str) -> None:
+    with create(tmp_path / "home") as log:
+        for number in range(count):
+            log.append(draft(decision="refused", code="CFD-S01", dataset_id="heart", id=event_id()))
+            assert number < 3
+    out = tmp_path / "r.html"
+    assert main(["report", str(tmp_path / "home"), "--dataset", "heart", "--out", str(out)]) == 0
+    assert f"{said} or failed." in out.read_text()
