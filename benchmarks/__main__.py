@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.row import Row
 
-MODULES = ("startup", "link", "rounds", "audit", "secagg", "dp")
+MODULES = ("startup", "link", "rounds", "audit", "secagg", "dp", "budget")
 OUTPUT = Path(__file__).resolve().parent.parent / "build" / "bench.json"
 
 

@@ -7,6 +7,7 @@ totals are the fold of the entries.
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from sqlalchemy.engine import make_url
 
+from privacy.accounting.filter import admits
 from privacy.accounting.schedule import Schedule, schedule_for
 from privacy.errors import LeaseRefused, LedgerUnavailable
 from site_client.budget import store as store_module
@@ -201,6 +203,58 @@ def test_a_kill_during_admission_holds_all_atoms_or_none(ledger_url: str) -> Non
         if number % 2 == 1:
             store.settle(job)
         store.close()
+
+
+def trains_until_killed(url: str, counter: Path, job: str) -> None:
+    """Be a process of its own that leases, touches and reports without end."""
+    store = open_store(url)
+    for number in range(1_000_000):
+        with RoundLeases(store, leased(job, number, steps=4)) as leases:
+            for _ in range(2):
+                given = leases.ask(2)
+                for _ in range(given):
+                    touch(counter, job)
+                if given:
+                    leases.done(given)
+
+
+def test_two_processes_killed_at_any_moment_never_touch_more_than_was_charged_nor_pass_the_cap(
+    ledger_url: str, tmp_path: Path
+) -> None:
+    counter = tmp_path / "touched"
+    for number in range(KILLS):
+        before = len(counter.read_text().split()) if counter.exists() else 0
+        children = {}
+        for job in JOBS:
+            child = os.fork()
+            if child == 0:
+                try:
+                    trains_until_killed(ledger_url, counter, job)
+                finally:
+                    os._exit(1)
+            children[job] = child
+        wait_for(lambda wanted=before + 1 + 3 * number: len(counter.read_text().split()) >= wanted, counter)  # type: ignore[misc]
+        for child in children.values():
+            os.kill(child, signal.SIGKILL)
+        for child in children.values():
+            assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+        store = open_store(ledger_url)
+        store.lose_open_leases()
+        policy = store.state.active_policies("heart")[0]
+        assert admits(store.state.total("heart/train-1", policy).committed, policy.limits)
+        for job in JOBS:
+            assert touched(counter, job) <= store.job(job).steps_charged <= schedule().steps
+        store.close()
+
+
+def wait_for(condition: Callable[[], bool], counter: Path) -> None:
+    """Wait until the children touched enough, or have nothing left that they could touch."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        if counter.exists() and condition():
+            return
+        time.sleep(0.002)
+    raise AssertionError("the children touched nothing more")
 
 
 def test_a_full_disk_gives_no_lease_and_the_ledger_goes_on_afterwards(tmp_path: Path) -> None:

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from privacy.accounting import commands, ledger
 from privacy.accounting.calibrate import cost, noise_for
 from privacy.accounting.entries import Entry, read_all
-from privacy.accounting.events import Gaussian, PoissonGaussian, training_event
+from privacy.accounting.events import Gaussian, PoissonGaussian, PureEpsilon, training_event
 from privacy.accounting.filter import admits, limits, uniform_shares
 from privacy.accounting.renyi import DEFAULT_ORDERS, charges, grains
 from privacy.accounting.state import State, fold
 from privacy.errors import PrivacyError
 
 DELTA = 1e-4
+FOREIGN_DELTA = 3e-6
 ATOMS = ("people/1", "people/2", "people/3")
 # Noise once calibrated for each shape of job: the search would dominate the run.
 SHAPES = {
@@ -33,7 +34,8 @@ settle = st.tuples(st.just("settle"), st.integers(0, 9))
 kill = st.tuples(st.just("kill"))
 charge = st.tuples(st.just("charge"), st.floats(5, 50))
 raise_budget = st.tuples(st.just("raise"), st.floats(3.0, 6.0))
-histories = st.lists(st.one_of(reserve, lease, lease, end, settle, kill, charge, raise_budget), max_size=25)
+elsewhere = st.tuples(st.just("elsewhere"), st.floats(0.05, 1.5), st.sampled_from([0.0, 0.0, 1e-6]))
+histories = st.lists(st.one_of(reserve, lease, lease, end, settle, kill, charge, raise_budget, elsewhere), max_size=25)
 
 
 @dataclass
@@ -64,7 +66,11 @@ def begin() -> Run:
     run.do(commands.AddPopulation(population="people"))
     for atom in ATOMS:
         run.do(commands.AddAtom(atom=atom, population="people", use="train", rule="hash"))
-    run.do(commands.AddPolicy(policy="p1", population="people", unit="record", epsilon=3.0, delta=DELTA))
+    run.do(
+        commands.AddPolicy(
+            policy="p1", population="people", unit="record", epsilon=3.0, delta=DELTA, foreign_delta=FOREIGN_DELTA
+        )
+    )
     run.do(
         commands.AddVersion(
             data_set="heart",
@@ -136,6 +142,17 @@ def perform(run: Run, action: tuple[Any, ...]) -> None:  # noqa: C901 (one case 
                     events={"local": Gaussian(noise_multiplier=noise)},
                 )
             )
+        case ("elsewhere", epsilon, delta):
+            run.do(
+                commands.AddForeign(
+                    foreign=f"f{len(run.state.foreign)}",
+                    data_set="heart",
+                    use="train",
+                    epsilon=epsilon,
+                    delta=delta,
+                    what="a table",
+                )
+            )
         case ("raise", epsilon):
             old = f"p{run.policies}"
             if epsilon >= run.state.policies[old].body.epsilon:
@@ -147,6 +164,7 @@ def perform(run: Run, action: tuple[Any, ...]) -> None:  # noqa: C901 (one case 
                         unit="record",
                         epsilon=epsilon,
                         delta=DELTA,
+                        foreign_delta=FOREIGN_DELTA,
                         replaces=old,
                     )
                 )
@@ -159,7 +177,8 @@ def test_no_atom_ever_leaves_the_filter_and_totals_stay_the_fold_of_entries(hist
         perform(run, action)
         for policy in run.state.active_policies("people"):
             for atom in ATOMS:
-                assert admits(run.state.total(atom, policy).committed, policy.limits)
+                assert admits(run.state.total(atom, policy).committed, run.state.limits(atom, policy))
+                assert run.state.foreign_delta(atom) <= policy.body.foreign_delta
     assert fold(read_all((entry.text, entry.hash) for entry in run.written)) == run.state
 
 
@@ -183,6 +202,10 @@ def test_what_is_charged_covers_every_step_that_was_touched_and_what_is_held_is_
             for single in run.state.single:
                 row = [grains(charge) for charge in charges(single.events["local"], policy.body.orders)]
                 expected = [old + step for old, step in zip(expected, row, strict=True)]
+            for made in run.state.foreign:
+                if made.delta == 0:
+                    row = [grains(step) for step in charges(PureEpsilon(epsilon=made.epsilon), policy.body.orders)]
+                    expected = [old + step for old, step in zip(expected, row, strict=True)]
             assert list(total.charged) == expected
 
 
@@ -219,3 +242,26 @@ def test_more_noise_and_fewer_steps_never_cost_more(
     assert all(less <= more for less, more in zip(cost(quieter, steps), cost(event, steps), strict=True))
     if admits(cost(event, steps + 1), allowed):
         assert admits(cost(event, steps), allowed)
+
+
+@given(histories, st.integers(1, 200))
+def test_recovery_only_ever_charges_more_and_leaves_nothing_held(history: list[tuple[Any, ...]], steps: int) -> None:
+    run = begin()
+    for action in history:
+        perform(run, action)
+    before = {key: total.charged for key, total in run.state.totals.items()}
+    missed = commands.Missed(
+        charge="lost",
+        data_set="heart",
+        use="train",
+        purpose="rounds that were lost",
+        events={"local": Gaussian(noise_multiplier=8.0)},
+        steps=steps,
+    )
+    assert run.do(commands.Recover(means="charged", reason="backup", approved_by=("alice", "bob"), missed=(missed,)))
+    for (atom, name), total in run.state.totals.items():
+        assert not any(total.held)
+        if not run.state.policies[name].replaced:
+            earlier = before.get((atom, name), (0,) * len(total.charged))
+            assert all(now > then for now, then in zip(total.charged, earlier, strict=True))
+    assert fold(read_all((entry.text, entry.hash) for entry in run.written)) == run.state
