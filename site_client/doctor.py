@@ -16,6 +16,9 @@ from federation.edge.homes import SiteHome
 from federation.errors import ConfideError
 from federation.link.probe import find_problem
 from federation.link.route import choose_route, parse_address
+from privacy.errors import PrivacyError
+from site_client.budget.store import BudgetStore
+from site_client.budget.witnessed import recorded_in
 from site_client.configuration import SiteConfiguration
 from site_client.data.prepared import is_sound
 from site_client.data.registry import Registry
@@ -70,6 +73,7 @@ class Doctor:
             ("disk", self._disk),
             ("policy", self._policy),
             ("data sets", self._data),
+            ("privacy ledger", self._ledger),
             ("accelerator", self._accelerator),
         )
 
@@ -161,6 +165,23 @@ class Doctor:
         moved = [item.name for item in data_sets if not item.path.exists()]
         note = f"; the files of {', '.join(moved)} are not at their path now" if moved else ""
         return Finding("data sets", ", ".join(item.name for item in data_sets) + note)
+
+    def _ledger(self) -> Finding:
+        if not self._home.ledger.exists():
+            return Finding("privacy ledger", "none yet: it begins with the first data set")
+        try:
+            store = BudgetStore.open(self._home.ledger, clock=self._clock)
+            try:
+                problem = store.hold_to(lambda: recorded_in(self._home.path))
+                entries = store.head().seq + 1
+            finally:
+                store.close()
+        except PrivacyError as broken:
+            return Finding("privacy ledger", broken.message, broken.hint, broken.code)
+        if problem is not None:
+            way_out = f"{problem.hint}: confide site budget recover"
+            return Finding("privacy ledger", f"{problem.message}; no job is admitted", way_out, problem.code)
+        return Finding("privacy ledger", f"{entries} entries, as the audit log has seen it")
 
     def _accelerator(self) -> Finding:
         machine = Machine(self._home.path / "cache", self._variables, accelerators=None)

@@ -11,7 +11,7 @@ HELP: Final = """confide site doctor: what is wrong here, and how to fix it
   confide site doctor [--home DIR] [--format table|json|jsonl]
 
 Looks at the coordinator's name, the route and its proxy, TLS and whether it is intercepted, this site's certificate,
-the clock, the disk, policy, data sets and the accelerator. Changes nothing; the daemon may run.
+the clock, the disk, policy, data sets, the privacy ledger and the accelerator. Changes nothing; the daemon may run.
 Exit status 0 where nothing is wrong, 1 otherwise.
 
 Example:

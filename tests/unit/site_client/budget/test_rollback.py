@@ -12,6 +12,7 @@ from audit import edge, epochs
 from audit.errors import AuditError
 from audit.events import Actor
 from audit.settings import LogSettings
+from federation.edge.homes import SiteHome
 from federation.errors import InvalidInput
 from privacy.accounting.events import PoissonGaussian
 from privacy.errors import (
@@ -26,6 +27,8 @@ from privacy.errors import (
 from site_client import approvals_command, budget_command
 from site_client.budget.recovery import KnownJob, charge_rounds, replay
 from site_client.budget.witnessed import recorded_in
+from site_client.configuration import CoordinatorAddress, SiteConfiguration
+from site_client.doctor import Doctor, Finding
 from tests.support.audit_logs import HandClock
 from tests.support.budget_site import BudgetSite
 
@@ -181,6 +184,27 @@ def test_a_restored_machine_whose_log_lost_entries_too_is_blocked_until_it_is_re
     blocked(site, LedgerBehind)
     recover(site, become, capsys, "--means", "charged", "--rounds", "j1-000001=2")
     assert site.problem is None
+
+
+def looked_at(site: BudgetSite) -> Finding:
+    settings = SiteConfiguration(site="mercy", coordinator=CoordinatorAddress(address="coordinator.example.org:9443"))
+    doctor = Doctor(SiteHome(site.home), settings, clock=site.clock, variables={})
+    return dict(doctor.looks())["privacy ledger"]()
+
+
+def test_the_doctor_names_a_rolled_back_ledger_and_the_way_out(site: BudgetSite) -> None:
+    site.accept("j1-000001")
+    assert not looked_at(site).is_problem
+    yesterday_again(site)
+    found = looked_at(site)
+    assert found.code == LedgerBehind.code
+    assert "confide site budget recover" in found.how_to_fix
+
+
+def yesterday_again(site: BudgetSite) -> None:
+    site.back_up("yesterday.db")
+    site.round("j1-000001", 0)
+    site.restore("yesterday.db")
 
 
 # --- the three ways out -----------------------------------------------------------------------------------------
