@@ -19,6 +19,7 @@ from audit.errors import AuditError, EntryRefused, LogUnreadable, NoteRefused, P
 from audit.export import bundle, container
 from audit.export.bundle import Manifest
 from audit.export.bundle_brackets import bracket_text
+from audit.export.bundle_checkpoints import OtherCheckpoints
 from audit.export.bundle_order import EntryOrder
 from audit.export.bundle_private import PrivateValues
 from audit.export.container import BundleFiles
@@ -101,8 +102,13 @@ class BundleCheck:
             self._check_trail()
             self._check_entries()
             self._add(self._private.left())
-            self._check_other_checkpoints()
-            self._check_against()
+            signed = self._signed()
+            others = OtherCheckpoints(
+                self.files, self._prefix(), signed, self._keys(signed.origin), self._judge, self._flaw, self.result,
+                self._times,
+            )  # fmt: skip
+            others.check_own()
+            others.check_readers(self.reader.against)
         except _Stop:
             pass
         self._conclude()
@@ -412,64 +418,6 @@ class BundleCheck:
 
     def _prefix(self) -> str:
         return bundle.TILES if self._manifest is not None else ""
-
-    # --- other checkpoints ------------------------------------------------------------------------------------
-
-    def _check_other_checkpoints(self) -> None:
-        signed = self._signed()
-        for size in bundle.numbered(self.files.sizes, "checkpoints", "checkpoint"):
-            where = bundle.checkpoint_path(size)
-            try:
-                data = container.read(self.files, where, limit_bytes=_CHUNK_BYTES)
-                other = checkpoints.open_checkpoint(data, origin=signed.origin, log_keys=self._keys(signed.origin))
-                if other.size != size:
-                    raise NoteRefused(f"is one of {other.size} entries")
-                found = self._judge(other)
-            except (NoteRefused, EntryRefused) as refused:
-                self._flaw("CFD-A05", where, refused.message)
-                continue
-            try:
-                lines = container.read(self.files, bundle.consistency_path(size), limit_bytes=_CHUNK_BYTES)
-                proof = proofs.parse_hashes(lines.decode("ascii", "replace").split("\n")[:-1])
-                smaller, larger = (other, signed) if size < signed.size else (signed, other)
-                proofs.check_consistency(smaller, larger, proof)
-            except (NoteRefused, ProofRefused) as refused:
-                self._flaw("CFD-A08", bundle.consistency_path(size), refused.message)
-                continue
-            if found is not None and found.witnessed and found.time_s is not None:
-                self._times.append((size, found.time_s))
-
-    def _check_against(self) -> None:
-        signed = self._signed()
-        for name, data in self.reader.against.items():
-            try:
-                other = checkpoints.open_checkpoint(data, origin=signed.origin, log_keys=self._keys(signed.origin))
-            except (NoteRefused, EntryRefused) as refused:
-                self._flaw("CFD-A05", name, refused.message)
-                continue
-            if other.size == signed.size:
-                if other.root != signed.root:
-                    self._flaw("CFD-A08", name, f"forked: another history of the first {other.size} entries was signed")
-                else:
-                    self.result.proved.append(f"the checkpoint of {other.size} entries in {name} is the bundle's own")
-            else:
-                self._extend(name, other)
-
-    def _extend(self, name: str, other: checkpoints.OpenedCheckpoint) -> None:
-        signed = self._signed()
-        if other.size > signed.size:
-            self._note("CFD-A45", name, f"newer than the bundle: {other.size} entries, the bundle shows {signed.size}")
-            return
-        files = TileFiles(self.files, self._prefix(), signed.size)
-        try:
-            root = proofs.root_at(TrustedTiles(files, signed.size, signed.root), other.size)
-        except AuditError:
-            self.result.not_proved.append(f"that the log extends {name}: the bundle has not the tiles for it")
-            return
-        if root != other.root:
-            self._flaw("CFD-A08", name, f"forked: another history of the first {other.size} entries was signed")
-        else:
-            self.result.proved.append(f"extends the checkpoint of {other.size} entries in {name}")
 
     # --- end --------------------------------------------------------------------------------------------------
 
