@@ -10,7 +10,7 @@ export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 export RAY_USAGE_STATS_ENABLED = 0
 
-.PHONY: help demo demo-keep test test-slow lint coverage bench install install-dev proto documents clean
+.PHONY: help demo demo-keep test test-slow lint coverage bench bench-utility install install-dev proto documents clean
 
 help:
 	@echo "make demo       four hospitals train one model on this machine (the first run installs)"
@@ -19,6 +19,7 @@ help:
 	@echo "make demo-keep  the demo, left running"
 	@echo "make coverage   lines and branches that tests run of the modules that decide, held to their floors"
 	@echo "make bench      benchmarks against a peer or a limit; writes build/bench.json"
+	@echo "make bench-utility CONFIDE_BENCH_DATA=...  how good models are under privacy, on real tables"
 	@echo "make lint       format, lint, types, import contracts, wording"
 	@echo "make documents  write the pages that are generated from the code"
 
@@ -60,6 +61,10 @@ bench: install-dev
 
 documents: install-dev
 	@$(BIN)/python deploy/write_documents.py
+
+# A folder with heart/ and diabetes130/ as `benchmarks/README.md` describes them.
+bench-utility: install-dev
+	@CONFIDE_BENCH_DATA=$(CONFIDE_BENCH_DATA) $(BIN)/python -m benchmarks utility
 
 proto: install-dev
 	$(BIN)/python -m federation.link.generate
