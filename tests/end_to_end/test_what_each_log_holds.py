@@ -42,6 +42,15 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def released(running: Federation) -> Federation:
+    """The federation once it has released a model, whichever test comes first."""
+    job = running.submit(running.plan(SITES, rounds=1))
+    assert running.wait_for(job, "completed", "failed")["state"] == "completed"
+    settled(running, job, action="job.completed")
+    return running
+
+
 def entries(running: Federation, party: str, job: str) -> list[dict[str, Any]]:
     """Return what a party's log holds of a job: entries that name it, and its plan's checks."""
     found = events_in(running.home(party) / "audit")
@@ -197,7 +206,8 @@ def test_a_cancelled_job_ends_its_readings_at_once_and_releases_nothing(running:
     assert said(entries(running, "coordinator", job)[-1]) == "job.cancelled refused"
 
 
-def test_nothing_personal_and_no_count_stands_in_any_leaf_and_all_logs_verify(running: Federation) -> None:
+def test_nothing_personal_and_no_count_stands_in_any_leaf_and_all_logs_verify(released: Federation) -> None:
+    running = released
     for party in ("coordinator", *SITES):
         leaves = str(events_in(running.home(party) / "audit"))
         for hidden in ("alice", "nobody wants it", "anything at all", "127.0.0.1", str(running.folder), ".csv"):
@@ -207,22 +217,22 @@ def test_nothing_personal_and_no_count_stands_in_any_leaf_and_all_logs_verify(ru
 
 @pytest.mark.parametrize("party", ["coordinator", "mercy"])
 def test_a_real_log_is_flawless_as_a_home_a_copy_a_bundle_and_with_nothing_but_cryptography(
-    running: Federation, tmp_path: Path, party: str
+    released: Federation, tmp_path: Path, party: str
 ) -> None:
-    home, policy = running.home(party), str(running.home(party) / "trust" / f"{party}.policy")
-    released = [event["action"] for event in events_in(home / "audit")].index("round.released")
+    home, policy = released.home(party), str(released.home(party) / "trust" / f"{party}.policy")
+    index = [event["action"] for event in events_in(home / "audit")].index("round.released")
     copy, bundle, proof = tmp_path / "copy", tmp_path / "all", tmp_path / "released.tlog-proof"
     confide("audit", "export", str(home), "--complete", "--out", str(bundle))
-    confide("audit", "prove", str(home), str(released), "--out", str(proof))
+    confide("audit", "prove", str(home), str(index), "--out", str(proof))
     shutil.copytree(home / "audit", copy, ignore=shutil.ignore_patterns("*.sock"))
     for log in (home, copy, bundle):
         shown = confide("audit", "verify", str(log), "--complete", "--trust", policy, "--format", "json")
         found = json.loads(shown)
         assert (found["verdict"], found["flaws"]) == ("verified", []), log
     # Another party's keys are enough for a proof, and others have seen it.
-    others = running.home("mercy" if party == "coordinator" else "coordinator") / "trust" / f"{party}.policy"
+    others = released.home("mercy" if party == "coordinator" else "coordinator") / "trust" / f"{party}.policy"
     checked = json.loads(confide("audit", "check", str(proof), "--trust", str(others), "--format", "json"))
-    assert (checked["index"], len(checked["witnesses"])) == (released, 2)
+    assert (checked["index"], len(checked["witnesses"])) == (index, 2)
     python = bare_python(tmp_path / "bare")
     command = [python, str(bundle / "verify.py"), "--trust", policy, "--complete"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env={})

@@ -158,6 +158,7 @@ def test_silence_is_noticed_by_both_and_told_with_times(coordinator: Coordinator
     assert after is not None
     assert after.state is AttendanceState.LOST
     assert after.since >= after.last_seen >= since.since
+    until(lambda: len(coordinator.attendance) >= 2)
     assert [(name, str(state)) for name, state, _ in coordinator.attendance] == [
         ("cleveland", "connected"),
         ("cleveland", "lost"),

@@ -64,6 +64,7 @@ def test_the_site_is_back_within_its_bound_after_a_proxy_answered_502(
         assert site.client.status().retry_s <= QUICK.retry_bound_s
         relay.answer_502 = False
         until(site.client.connected)
+        until(lambda: len(coordinator.attendance) >= 3)
         assert [str(state) for _, state, _ in coordinator.attendance] == ["connected", "lost", "connected"]
         body = status_message(coordinator.server.message_ids)
         coordinator.server.send("cleveland", body)
