@@ -8,6 +8,7 @@ systemd, and in the file that `--ready-file` names.
 
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -29,6 +30,9 @@ from federation.edge.homes import CoordinatorHome
 from federation.edge.logs import Log, catch_the_rest, open_log
 from federation.edge.tables import FORMATS, print_record
 from federation.errors import ConfideError, ConfigurationWrong
+
+LEAST_FREE_MIB: Final = 256
+"""Space below which `check` calls the home's disk full; models and updates need their own size besides."""
 
 SERVE_HELP: Final = """usage: confide coordinator serve [--home DIR] [--ready-file FILE]
 
@@ -205,6 +209,7 @@ def find_problems(home: CoordinatorHome) -> list[str]:
         _certificate,
         _database,
         _ports,
+        _disk,
     ]
     problems = []
     for look in checks:
@@ -215,6 +220,13 @@ def find_problems(home: CoordinatorHome) -> list[str]:
         if found is not None:
             problems.append(found)
     return problems
+
+
+def _disk(home: CoordinatorHome) -> str | None:
+    free_mib = shutil.disk_usage(home.path).free >> 20
+    if free_mib >= LEAST_FREE_MIB:
+        return None
+    return f"{free_mib} MiB are free for {home.path}, needed are {LEAST_FREE_MIB}"
 
 
 def _keys(home: CoordinatorHome) -> str | None:

@@ -4,6 +4,7 @@ import errno
 import sqlite3
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,11 +12,12 @@ from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import DBAPIError
 
 from audit.errors import AppendFailed
-from coordinator import job_threads
+from coordinator import job_threads, serve_command
 from coordinator.job_threads import JobThreads
 from coordinator.migrations import bring_up
 from federation.edge.database import is_disk_full, open_engine, sqlite_url, transact
 from federation.edge.files import cannot_write
+from federation.edge.homes import CoordinatorHome
 from federation.edge.logs import open_log
 from federation.errors import ConfigurationWrong
 from federation.messages import JobId
@@ -80,3 +82,13 @@ def test_a_job_whose_disk_is_full_waits_for_space_and_goes_on_however_long_that_
     assert done.wait(60)
     threads.stop(timeout_s=60)
     assert broken == []
+
+
+@pytest.mark.parametrize(("free_mib", "told"), [(255, True), (256, False)])
+def test_check_says_that_next_to_no_space_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_mib: int, told: bool
+) -> None:
+    usage = SimpleNamespace(total=1 << 40, used=0, free=(free_mib << 20) + 1)
+    monkeypatch.setattr(serve_command.shutil, "disk_usage", lambda _path: usage)
+    problems = serve_command.find_problems(CoordinatorHome(tmp_path))
+    assert (f"{free_mib} MiB are free for {tmp_path}, needed are 256" in problems) is told
