@@ -150,6 +150,7 @@ class Federation:
     api_port: int = field(default_factory=free_port)
     daemons: dict[str, Daemon] = field(default_factory=dict)
     address_of: dict[str, int] = field(default_factory=dict)
+    logs: Path | None = None
 
     def home(self, party: str) -> Path:
         """Return a party's home."""
@@ -174,7 +175,7 @@ class Federation:
 
     def start(self, party: str, *arguments: str, ready: str, **changes: str) -> None:
         """Start a daemon and wait for its ready line."""
-        log = self.home(party) / f"test-{time.monotonic_ns()}.log"
+        log = (self.logs or self.home(party)) / f"test-{party}-{time.monotonic_ns()}.log"
         with log.open("wb") as sink:
             process = subprocess.Popen(
                 [sys.executable, "-m", "confide_cli", *arguments, "--home", str(self.home(party))],
