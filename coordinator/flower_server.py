@@ -178,10 +178,10 @@ class LinkGrid(_server.Grid):  # type: ignore[misc]
             return True
 
     def waits_for(self, site: SiteId) -> bool:
-        """Return whether this site was asked to train and hasn't answered."""
+        """Return whether this site was asked for what it uploads and hasn't answered."""
         with self._changed:
             return any(
-                asked.site == site and asked.reply is None and asked.key[2] == Phase.TRAIN.value
+                asked.site == site and asked.reply is None and asked.key[2] in (Phase.TRAIN.value, Phase.MASK.value)
                 for asked in self._asked.values()
             )
 

@@ -452,7 +452,7 @@ data: {contract: heart-disease/v1, label: disease}
 model: {kind: mlp, hidden: [16], activation: relu}          # logistic | mlp | cnn | resnet18 | transformer
 training: {local_steps: 20, batch: 64, optimizer: {name: sgd, lr: 0.1}, seed: 7}
 privacy: {unit: record, mechanism: local-dp-sgd, epsilon: 4.0, delta: 1.0e-5, clip: 1.0}
-secure_aggregation: {enabled: false}                        # this version has no secure sums yet
+secure_aggregation: {colluding: 1, dropouts: 1}             # or {enabled: false}, where every site allows it
 rounds: 20
 sites: {invite: [cleveland, hungary, switzerland, long-beach], quorum: 3}
 deadlines: {training_s: 600, phase_s: 60}

@@ -80,7 +80,15 @@ class ModelRegistry:
         digest = state_digest(self.blobs.path(model), None, step=0)
         return Stepped(mean=model, model=model, state=None, model_digest=digest, step=0)
 
-    def step(self, strategy: MeanStrategy, before: ReleaseRecord, mean: Path, folder: Path) -> Stepped:
+    def step(
+        self,
+        strategy: MeanStrategy,
+        before: ReleaseRecord,
+        mean: Path,
+        folder: Path,
+        *,
+        words: Path | None = None,
+    ) -> Stepped:
         """Apply the server step number `before.step + 1` and store its results; `before` stays as it is.
 
         Args:
@@ -88,6 +96,7 @@ class ModelRegistry:
             before: The newest release.
             mean: The mean of the updates, a file in `folder`; it becomes a blob.
             folder: From `workplace`.
+            words: The words of the secure sum that `mean` was made of; they are what is released.
 
         Raises:
             NotFinite: The next model or state would not be finite; nothing was stored.
@@ -105,7 +114,7 @@ class ModelRegistry:
         )
         digest = state_digest(model, state, step=number)
         return Stepped(
-            mean=self.blobs.adopt_file(mean),
+            mean=self.blobs.adopt_file(words or mean),
             model=self.blobs.adopt_file(model),
             state=self.blobs.adopt_file(state) if server_step.slots_of(strategy) else None,
             model_digest=digest,

@@ -19,6 +19,7 @@ from coordinator.previews import Previews
 from coordinator.recording import AuditRecorder
 from coordinator.records import JobRecord
 from coordinator.replies import keep_reply
+from coordinator.round_machine import Round
 from coordinator.site_machine import SiteEvent, SiteState
 from coordinator.store import Store
 from coordinator.submission import model_layout
@@ -42,7 +43,6 @@ from federation.messages import (
     JobId,
     JobStatus,
     Outcome,
-    Phase,
     PhaseReply,
     PreviewReply,
     Reason,
@@ -51,6 +51,7 @@ from federation.messages import (
     Versions,
     encode_body,
 )
+from federation.secure_sums import WORD_BITS, words_of
 from federation.witness_messages import WitnessLines
 
 _ANSWERS: Final = {
@@ -256,7 +257,7 @@ class Reception:
         Raises:
             CheckFailed: The proof begins elsewhere than here: the site makes another and sends the reply again.
         """
-        if self._witnessing is None or reply.phase is not Phase.TRAIN or reply.outcome is not Outcome.DONE:
+        if self._witnessing is None or reply.outcome is not Outcome.DONE or reply.update is None:
             return None
         at = (JobId(reply.job), reply.round, reply.attempt, reply.phase)
         if self._store.rounds.fingerprint(*at, site) is not None:
@@ -280,7 +281,7 @@ class Reception:
             return True  # the usual case, without a look into the database
         for record in self._store.jobs.of_site(SiteId(site), (JobState.RUNNING, JobState.PAUSED)):
             attempt = self._store.rounds.get(record.id, record.job.round, record.job.attempt)
-            asked = attempt is not None and attempt.round.is_collecting and site in attempt.round.sites
+            asked = attempt is not None and _takes_uploads(attempt.round) and site in attempt.round.sites
             if asked and reference.size_bytes <= self._largest_update(record):
                 return True
         return False
@@ -289,11 +290,16 @@ class Reception:
         known = self._layouts.get(record.id)
         if known is None:
             manifest = model_layout(plan.decode(record.plan), contract.from_canonical(record.contract))
-            known = self._layouts[record.id] = manifest.floats.size_bytes + UPDATE_HEADER_BYTES
+            largest = max(manifest.floats.size_bytes, words_of(manifest) * WORD_BITS // 8)
+            known = self._layouts[record.id] = largest + UPDATE_HEADER_BYTES
         return known
 
     def on_delivered(self, site: str, reference: BlobReference) -> None:
         """Note nothing: a blob counts once the site's reply names it."""
+
+
+def _takes_uploads(round_: Round) -> bool:
+    return round_.awaits_mean if round_.secure else round_.is_collecting
 
 
 def _lines(reasons: tuple[Reason, ...]) -> tuple[str, ...]:

@@ -93,8 +93,17 @@ class Round:
 
     @property
     def awaits_mean(self) -> bool:
-        """Return whether the survivors are fixed and their mean is due."""
-        return self.closed and self.state not in ENDS
+        """Return whether the training is over and the sum or the mean of the survivors is due."""
+        within_sum = self.secure and self.state not in (RoundState.OPEN, RoundState.TRAINING)
+        return (self.closed or within_sum) and self.state not in ENDS
+
+    @property
+    def needed_count(self) -> int:
+        """Return with how many answers the running phase may close.
+
+        The quorum is for who is summed. Once that is fixed, the protocol says how many must consent and reveal.
+        """
+        return 1 if self.state in (RoundState.CONSENTED, RoundState.REVEALED) else self.quorum
 
 
 # --- events ---------------------------------------------------------------------------------------------------
@@ -296,7 +305,7 @@ def _heard(round_: Round, site: SiteId, standing: Standing, reason: str) -> tupl
     round_ = replace(round_, sites=sites, reasons=MappingProxyType(dict(reasons)))
     waiting = round_.standing(Standing.ASKED, Standing.LOST)
     possible = len(waiting) + len(round_.standing(Standing.ANSWERED))
-    return _close(round_) if not waiting or possible < round_.quorum else (round_, ())
+    return _close(round_) if not waiting or possible < round_.needed_count else (round_, ())
 
 
 def _link(round_: Round, site: SiteId, before: Standing, after: Standing) -> Round:
@@ -312,8 +321,8 @@ def _close(round_: Round) -> tuple[Round, tuple[RoundStep, ...]]:
     late |= {site: f"{_doing(round_.state)}, lost" for site in round_.standing(Standing.LOST)}
     everyone_late = MappingProxyType({**round_.late, **late})
     named: tuple[RoundStep, ...] = (NameLate(MappingProxyType(late)),) if late else ()
-    if len(survivors) < round_.quorum:
-        reason = f"{len(survivors)} of {round_.quorum} sites answered"
+    if len(survivors) < round_.needed_count:
+        reason = f"{len(survivors)} of {round_.needed_count} sites answered"
         if late:
             reason += "; " + ", ".join(f"{site} ({why})" for site, why in sorted(late.items()))
         ended = replace(round_, state=RoundState.ABANDONED, closed=True, late=everyone_late, reason=reason)

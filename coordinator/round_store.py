@@ -17,7 +17,7 @@ from coordinator.round_machine import Round, RoundState, Standing
 from coordinator.site_machine import SiteEvent, SiteState
 from coordinator.transactions import Transactions
 from federation.errors import OutOfOrder, PeerMisbehaved
-from federation.messages import JobId, Phase
+from federation.messages import SUM_PHASES, JobId, Phase
 
 _REPLY: Final = tables.phase_reply.c
 _ONE_REPLY: Final = (
@@ -237,13 +237,13 @@ class RoundStore:
             found: str | None = connection.scalar(_KNOWN, key)
         return found
 
-    def peer(self, job_id: JobId, number: int, attempt: int, site: str) -> str | None:
-        """Return the log entry that a site proved with its answer to the training, as JSON; None where it didn't."""
+    def peer(self, job_id: JobId, number: int, attempt: int, site: str, phase: Phase = Phase.TRAIN) -> str | None:
+        """Return the log entry that a site proved with the answer that names its upload, as JSON, or None."""
         key = {
             "job_id": job_id,
             "number": number,
             "attempt_number": attempt,
-            "phase_name": Phase.TRAIN.value,
+            "phase_name": phase.value,
             "site_id": site,
         }
         with self._database.read() as connection:
@@ -287,6 +287,10 @@ def _check_open(connection: Connection, reply: ReplyRecord) -> None:
         raise PeerMisbehaved("CFD-R02", f"site {reply.site} wasn't asked in {at}")
     if reply.phase is Phase.TRAIN:
         is_open = attempt.round.state is RoundState.TRAINING and not attempt.round.closed
+    elif reply.phase is Phase.CONCLUDE:
+        is_open = attempt.round.secure and attempt.round.state is RoundState.RELEASED
+    elif reply.phase in SUM_PHASES:
+        is_open = attempt.round.secure and attempt.round.awaits_mean
     else:
         columns = tables.release.c
         metrics = select(columns.metrics).where(

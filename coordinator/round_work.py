@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from coordinator import job_machine, retention, round_machine
 from coordinator.attachments import Attachments
-from coordinator.exchange import Heard, Interrupted, Silence
+from coordinator.exchange import Exchange, Heard, Interrupted, Silence
 from coordinator.figures import Figures
 from coordinator.job_machine import JobState
 from coordinator.model_registry import ModelRegistry, Stepped
@@ -26,6 +26,7 @@ from coordinator.records import AttemptRecord, Fact, JobRecord, ReleaseRecord, R
 from coordinator.replies import cause_of, keep_reply, reply_of
 from coordinator.round_machine import Round, RoundState, Standing
 from coordinator.round_witness import Ended, Opening, RoundWitness, about_of, receipts_of
+from coordinator.secure_round import SecureRound, Summed, SumSetting
 from coordinator.site_machine import SiteState
 from coordinator.store import Store
 from coordinator.updates import CombineRobustly, Updates
@@ -46,9 +47,13 @@ from federation.messages import (
     encode_body,
 )
 from federation.plan_fields import Plan, mean_strategy
+from federation.secure_sums import write_mean
 from federation.tensors import Array, Manifest
+from privacy.secagg.envelope import Signed
 
 RoundEnd = job_machine.RoundReleased | job_machine.RoundAbandoned
+CONCLUDE_S: Final = 10.0
+"""How long sites may take to say that they have checked a sum's result; they check it again before they train."""
 CloseRound = Callable[[JobId, RoundEnd, Sequence[Fact]], object]
 """Takes the job past a round, in the store, and does what follows."""
 
@@ -95,6 +100,7 @@ class RoundWork:
         close: CloseRound | None = None,
         combine_robustly: CombineRobustly | None = None,
         witness: RoundWitness | None = None,
+        sums: SumSetting | None = None,
     ) -> None:
         self.job: Final[JobId] = record.id
         self.plan: Final = plan
@@ -119,6 +125,9 @@ class RoundWork:
             wants_receipts=witness is not None,
         )
         self._witness = witness
+        self._sums = sums
+        self._secure: SecureRound | None = None
+        self._results: Mapping[SiteId, Signed] = {}
         self._opening: Opening | None = None
         self._ended: Ended | None = None
         # What this thread has written or heard itself, it needn't ask the database for.
@@ -164,7 +173,7 @@ class RoundWork:
     def _open(self, record: JobRecord) -> AttemptRecord:
         number, attempt = record.job.round, record.job.attempt
         cohort = record.job.cohort()
-        fresh = round_machine.opened(number, attempt, quorum=record.job.quorum, cohort=cohort)
+        fresh = round_machine.opened(number, attempt, quorum=record.job.quorum, cohort=cohort, secure=self.is_secure)
         if len(cohort) < record.job.quorum:
             # Asking fewer than the quorum would spend budget on a round that can release nothing.
             reason = f"{len(cohort)} of {record.job.quorum} sites take part"
@@ -215,7 +224,8 @@ class RoundWork:
             release = self._newest()
             record = decode_body("release", release.record)
             survivors = [SiteId(site) for site in record.survivors] if isinstance(record, Release) else []
-            kept = self._store.rounds.replies(self.job, release.round, release.attempt, Phase.TRAIN)
+            carrier = Phase.MASK if self.is_secure else Phase.TRAIN
+            kept = self._store.rounds.replies(self.job, release.round, release.attempt, carrier)
             replies = {reply.site: reply_of(reply) for reply in kept}
             self._ended = Ended(self.job, release.round, release.attempt, receipts_of(replies, survivors))
         return self._ended
@@ -340,15 +350,91 @@ class RoundWork:
     def _replies(self, attempt: AttemptRecord, phase: Phase) -> list[ReplyRecord]:
         return self._store.rounds.replies(self.job, attempt.round.number, attempt.round.attempt, phase)
 
+    # --- 5: the secure sum -------------------------------------------------------------------------------------
+
+    @property
+    def is_secure(self) -> bool:
+        """Return whether the sites' updates are summed under masks."""
+        return self.plan.secure_aggregation.enabled
+
+    def secure_sum(self, attempt: AttemptRecord, exchange: Exchange, folder: Path) -> Summed:
+        """Return the unmasked sum of the survivors' vectors; nobody here has seen any of them.
+
+        Raises:
+            SumFailed: Nothing is published of this attempt.
+            OutOfOrder: This engine runs no secure sums.
+        """
+        if self._sums is None:
+            raise OutOfOrder("CFD-G01", "this engine runs no secure sums")
+        at = attempt
+
+        def request(phase: Phase, wait_s: float) -> PhaseRequest:
+            return self._request(at, phase, self._newest(), wait_s)
+
+        def missed(site: SiteId, phase: Phase, code: str, lost: bool) -> None:
+            self._recorder.site_missed(at, site, phase.value, code=code_text(code, other="CFD-R54"), lost=lost)
+
+        self._secure = SecureRound(
+            self.job,
+            self.plan,
+            self._plan_digest,
+            self._first.manifest,
+            self._store,
+            self._registry.blobs,
+            self._sums,
+            self._phase_s(),
+            request,
+            self._updates.check_masked,
+            missed,
+        )
+        for kept in self._replies(attempt, Phase.TRAIN) if self._resumed else ():
+            self._trained[kept.site] = reply_of(kept)
+        summed = self._secure.sum(attempt, exchange, model_digest=self._newest().model_digest, folder=folder)
+        for site, upload in summed.uploads.items():
+            told = self._trained.get(site, upload)
+            self._trained[site] = told.model_copy(update={"update": upload.update, "receipt": upload.receipt})
+        return summed
+
+    def mean_of_sum(self, summed: Summed, folder: Path) -> Path:
+        """Write the mean that the sum's words give; every site makes the same."""
+        mean = folder / "mean.safetensors"
+        write_mean(summed.words, self.plan, self._first.manifest, len(summed.survivors), mean)
+        return mean
+
+    def publish_sum(self, stepped: Stepped) -> None:
+        """Record and sign the result of the sum: it leads to this model."""
+        if self._secure is not None:
+            self._results = self._secure.publish(stepped.model_digest)
+
+    def conclude_sum(self, attempt: AttemptRecord, exchange: Exchange) -> None:
+        """Show the sites that revealed the signed result, so that they check it; nothing here depends on them."""
+        results, self._results = self._results, {}
+        self._secure = None
+        requests = {
+            site: self._request(attempt, Phase.CONCLUDE, self._newest(), self._phase_s()).model_copy(
+                update={"signed": (message.pack().hex(),)}
+            )
+            for site, message in results.items()
+        }
+        for heard in exchange.ask(requests, timeout_s=min(self._phase_s(), CONCLUDE_S)):
+            if heard.reply is not None:
+                self._keep(heard)
+                if heard.reply.outcome is Outcome.FAILED:
+                    reason = heard.reply.reason
+                    self._broke(attempt, heard.site, Phase.CONCLUDE, None if reason is None else reason.code)
+
     # --- 5 and 6: mean and server step ------------------------------------------------------------------------
 
     def mean(self, attempt: AttemptRecord, folder: Path) -> Path:
         """Write the mean of the survivors' updates, and of nobody else's, to a file in `folder`."""
         return self._updates.mean(attempt.round.summed, self._trained, folder)
 
-    def server_step(self, mean: Path, folder: Path) -> Stepped:
-        """Return the model after the server step on `mean`; the newest release stays as it is."""
-        return self._registry.step(mean_strategy(self.plan.server), self._newest(), mean, folder)
+    def server_step(self, mean: Path, folder: Path, *, words: Path | None = None) -> Stepped:
+        """Return the model after the server step on `mean`; the newest release stays as it is.
+
+        `words` are those of the secure sum that the mean was made of.
+        """
+        return self._registry.step(mean_strategy(self.plan.server), self._newest(), mean, folder, words=words)
 
     # --- 7: release -------------------------------------------------------------------------------------------
 
@@ -467,6 +553,8 @@ class RoundWork:
             facts = [("round.done", self._done_fact(attempt))]
         self._recorder.round_ends()
         self._updates.forget(round_.number)
+        if self.is_secure:
+            self._store.sums.forget(self.job, round_.number)
         if self._newest().step > self._settings.models_kept_count:
             kept_count = self._settings.models_kept_count
             retention.forget_models(self._store, self._registry.blobs, self.job, kept_count=kept_count)

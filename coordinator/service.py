@@ -34,6 +34,7 @@ from coordinator.recording import AuditRecorder
 from coordinator.released_files import ReleasedFiles
 from coordinator.round_witness import about_of
 from coordinator.round_work import RoundSettings, RoundWork
+from coordinator.secure_round import SumSetting
 from coordinator.store import Store
 from coordinator.submission import ResolvedPlan, Submissions
 from coordinator.transactions import microseconds
@@ -47,6 +48,7 @@ from coordinator.views import (
 )
 from coordinator.witnessing import Witnessing
 from federation import canonical, contract, flower, plan, robust_means
+from federation.charter import Charter
 from federation.edge.audit_settings import end_this_process
 from federation.edge.audit_trail import witness_signer
 from federation.edge.clock import Clock
@@ -66,6 +68,7 @@ from federation.messages import (
     SiteId,
     Versions,
 )
+from federation.secure_sums import DigestSigner
 
 STOP_WAIT_S: Final = 30.0
 """How long an orderly stop waits for a job that is just writing a model."""
@@ -435,10 +438,17 @@ class CoordinatorService:
             close=self._conductor.close_round,
             combine_robustly=robust_means.robust_mean,
             witness=self.witnessing,
+            sums=SumSetting(self._charter, DigestSigner(self._identity), lambda: secrets.token_bytes(32)),
         )
         grid = LinkGrid(job, record.job.sites, self.link, self.clock)
         app = make_server_app(work)
         return work, grid, lambda: app(grid, flower.context_for(job, "coordinator"))
+
+    def _charter(self) -> Charter:
+        signed = self.membership.charter()
+        if signed is None:
+            raise OutOfOrder("CFD-G01", "no charter was signed yet")
+        return signed.charter
 
     def _active_sites(self) -> tuple[str, ...]:
         signed = self.membership.charter()

@@ -12,6 +12,7 @@ from coordinator.job_store import JobStore
 from coordinator.presence_store import PresenceStore
 from coordinator.release_store import ReleaseStore
 from coordinator.round_store import RoundStore
+from coordinator.sum_store import SumStore
 from coordinator.transactions import Transactions
 from federation.edge.clock import Clock
 
@@ -24,4 +25,5 @@ class Store:
         self.jobs: Final = JobStore(self.database)
         self.rounds: Final = RoundStore(self.database)
         self.releases: Final = ReleaseStore(self.database)
+        self.sums: Final = SumStore(self.database)
         self.presence: Final = PresenceStore(self.database)

@@ -145,6 +145,20 @@ release: Final = Table(
     Index("ix_model_release_mean_root", "mean_root"),
 )
 
+sum_record: Final = Table(
+    "sum_record",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=True),
+    Column("job", String(72), nullable=False),
+    Column("round", Integer, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("kind", String(32), nullable=False),
+    Column("record", Text, nullable=False),  # JSON
+    Column("at_us", BigInteger, nullable=False),
+    ForeignKeyConstraint(["job"], ["job.id"]),
+    Index("ix_sum_record_job", "job", "round", "attempt"),
+)
+
 event: Final = Table(
     "job_event",
     metadata,

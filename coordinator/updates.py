@@ -69,6 +69,8 @@ class Updates:
 
     def judge(self, site: SiteId, reply: PhaseReply) -> Answered | FoundBad:
         """Return what a site's answer to the training is: a good update, or bad with the reason. It is recorded."""
+        if reply.outcome is Outcome.DONE and self._plan.secure_aggregation.enabled:
+            return Answered(site)  # the update stays at the site; what it uploads is judged by `check_masked`
         if reply.outcome is Outcome.FAILED or reply.update is None:
             return FoundBad(site, f"training, {failure(reply)}")
         peer = self._peer(site, reply)
@@ -83,11 +85,18 @@ class Updates:
         self._recorder.update_received(reply, site, None, peer=peer)
         return Answered(site)
 
+    def check_masked(self, site: SiteId, reply: PhaseReply) -> str | None:
+        """Return the code for which a masked vector doesn't count, None where it may; either is recorded."""
+        peer = self._peer(site, reply)
+        code = "CFD-R92" if self._wants_receipts and peer is None else None
+        self._recorder.update_received(reply, site, code, peer=peer)
+        return code
+
     def _peer(self, site: SiteId, reply: PhaseReply) -> Peer | None:
         """Return the site's entry behind a reply, as it was proved when the reply came in."""
         if not self._wants_receipts:
             return None
-        kept = self._store.rounds.peer(self._job, reply.round, reply.attempt, site)
+        kept = self._store.rounds.peer(self._job, reply.round, reply.attempt, site, reply.phase)
         return None if kept is None else Peer.model_validate_json(kept)
 
     def _check(self, site: SiteId, reply: PhaseReply, update: BlobReference) -> None:

@@ -8,6 +8,7 @@ Codes of the audit log (``CFD-A…``) and of the privacy packages live with them
 from dataclasses import dataclass
 from typing import Final
 
+from federation.sum_codes import ROWS as SUM_ROWS
 from privacy.errors import ROWS as PRIVACY_ROWS
 
 
@@ -157,7 +158,8 @@ PLAN: Final = _rows(  # CFD-P..  the plan, the contract as a document, strategie
     ),
     ("CFD-P04", 2, "fields of the plan contradict each other", "change one of them; the message has the arithmetic"),
     ("CFD-P05", 2, "the mechanism can't protect this privacy unit", "choose another mechanism or unit"),
-    ("CFD-P06", 2, "this version can't run secure aggregation yet", "set secure_aggregation: {enabled: false}"),
+    ("CFD-P06", 2, "this version can't share out noise between sites yet", "set mechanism: local-dp-sgd"),
+    ("CFD-P07", 2, "the plan asks for something that isn't in this version", "use one of those listed"),
     ("CFD-P08", 2, "the plan names a method that is refused for its weakness", "use what the message names instead"),
     ("CFD-P09", 2, "the strategy needs each site's own update", "choose a strategy that works on sums"),
     ("CFD-P10", 3, "the plan isn't signed by its submitter", "submit the plan with the submitter's own key"),
@@ -397,6 +399,24 @@ SITE: Final = _rows(
         "the coordinator's audit log has two histories",
         "compare both with the coordinator; then `confide audit witness acknowledge LOG`",
     ),
+    (
+        "CFD-R95",
+        1,
+        "the site's update has a value beyond the clip of the secure sum",
+        "lower the learning rate, or raise secure_aggregation.clip in the plan",
+    ),
+    (
+        "CFD-R96",
+        1,
+        "a sum over fewer sites than the plan allows was released",
+        "keep the release; ask the coordinator",
+    ),
+    (
+        "CFD-R97",
+        1,
+        "the site has no update of its own for this secure sum",
+        "nothing; the site takes part in the next round",
+    ),
     ("CFD-R82", 3, "a blob could not be fetched or delivered", "check the link with `confide site doctor`"),
     ("CFD-R63", 1, "the site could not record what it was about to do", "free disk space at the site, then resume"),
     (
@@ -422,8 +442,10 @@ SITE: Final = _rows(
     ("CFD-R77", 4, "the plan does not invite this site", "name the site in `sites.invite`"),
 )
 
+SUMS: Final = _rows(*SUM_ROWS)  # CFD-K..  secure sums
+
 CODES: Final[dict[str, Code]] = {
     code: row
-    for area in (GENERAL, CONFIGURATION, IDENTITY, LINK, PLAN, POLICY, DATA, BUDGET, ROUND, JOB, SITE)
+    for area in (GENERAL, CONFIGURATION, IDENTITY, LINK, PLAN, POLICY, DATA, BUDGET, ROUND, JOB, SITE, SUMS)
     for code, row in area.items()
 }

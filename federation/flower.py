@@ -23,7 +23,7 @@ import numpy as np
 
 from federation.edge import configuration
 from federation.errors import InvalidInput, OutOfOrder, PeerMisbehaved
-from federation.messages import Body, MessageRefused, Phase, decode_body, encode_body, kind_of
+from federation.messages import SUM_PHASES, Body, MessageRefused, Phase, decode_body, encode_body, kind_of
 from federation.tensor_file import Array, Manifest
 
 SWITCHES: Final[Mapping[str, str]] = {
@@ -39,7 +39,11 @@ _VIRTUAL_SITE: Final = "virtual-site"
 _VIRTUAL_FILE: Final = "virtual-file"
 _NAME: Final = "name"
 _LOGGERS: Final = ("flwr", "flwr-telemetry")
-_MESSAGE_TYPES: Final[Mapping[Phase, str]] = {Phase.TRAIN: "train", Phase.EVALUATE: "evaluate"}
+_MESSAGE_TYPES: Final[Mapping[Phase, str]] = {
+    Phase.TRAIN: "train",
+    Phase.EVALUATE: "evaluate",
+    **{phase: f"query.secure_{phase.value}" for phase in SUM_PHASES},
+}
 
 
 def quiet_variables(home: Path) -> dict[str, str]:

@@ -1,10 +1,11 @@
 """A party's identity: one Ed25519 key that signs its protocol messages, apart from every other use of a key.
 
 Rules: the key never signs bare bytes, only `messages.signing_input(kind, body)`, so a signature for one kind of
-message is none for another; a secret key has a representation without its bytes; public keys travel as 32 raw bytes
-and are checked for the weak ones (points of small order, with which anybody can make signatures that verify, and
-encodings that aren't canonical) before they are believed. The root key of a federation and people's keys are of this
-type too, each with its own kinds. Files are read and written by `federation.edge.homes`.
+message is none for another, and the 32-byte digests of secure sums, which are shorter than any of those; a secret key
+has a representation without its bytes; public keys travel as 32 raw bytes and are checked for the weak ones (points of
+small order, with which anybody can make signatures that verify, and encodings that aren't canonical) before they are
+believed. The root key of a federation and people's keys are of this type too, each with its own kinds. Files are read
+and written by `federation.edge.homes`.
 """
 
 import re
@@ -115,6 +116,12 @@ class IdentityKey:
     def sign(self, kind: str, body: bytes) -> bytes:
         """Return the signature, 64 bytes, of a message of `kind` with the canonical bytes `body`."""
         return self._key.sign(signing_input(kind, body))
+
+    def sign_digest(self, digest: bytes) -> bytes:
+        """Return the signature, 64 bytes, of a 32-byte digest of a secure sum; too short to be any other message."""
+        if len(digest) != 32:
+            raise InvalidInput("CFD-G01", f"a digest of {len(digest)} bytes can't be signed")
+        return self._key.sign(digest)
 
     def __repr__(self) -> str:
         return f"IdentityKey(<hidden>, public={self._public.hex()[:16]}…)"

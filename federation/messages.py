@@ -200,16 +200,27 @@ class JobStatus(Body):
 
 
 class Phase(StrEnum):
-    """The phases of a round that a site works in. Secure aggregation adds its own between train and release."""
+    """The phases of a round that a site works in; those of a secure sum lie between the training and the release."""
 
     TRAIN = "train"
+    ADVERTISE = "advertise"
+    SHARE = "share"
+    MASK = "mask"
+    CONSENT = "consent"
+    REVEAL = "reveal"
+    CONCLUDE = "conclude"
     EVALUATE = "evaluate"
+
+
+SUM_PHASES: Final = (Phase.ADVERTISE, Phase.SHARE, Phase.MASK, Phase.CONSENT, Phase.REVEAL, Phase.CONCLUDE)
+"""The phases of a secure sum, in order."""
 
 
 class Release(Body):
     """The coordinator's signed record of one released round, chained by `previous`; sites recompute `model` from it.
 
-    `mean` is the weighted mean of the survivors' updates, `model` the digest of the model and server state after
+    `mean` is the weighted mean of the survivors' updates, or under secure aggregation the words of their sum, of which
+    everybody makes the same mean (`federation.secure_sums`); `model` the digest of the model and server state after
     the server step (`federation.tensors.state_digest`), `step` the server step's own number, counted from 1.
     Round −1 is written as `round` 0 with `step` 0: the initial model, whose `mean` is the initial model itself.
     `previous` is the blob that holds the canonical bytes of the release before, so that a site which missed rounds
@@ -235,6 +246,9 @@ class PhaseRequest(Body):
     `attached` may carry blobs that the site would fetch otherwise, where they are small; each counts only as the blob
     of its own root.
 
+    In the phases of a secure sum `signed` holds what the coordinator relays to the site, as packed messages of
+    `privacy.secagg`, and `boxes` the shares that others sealed for it.
+
     A request to train also carries, as proof files of the coordinator's log, the entry that ended the round before
     (`before`; of the job's submission where the round is 0) under a checkpoint that a quorum cosigned, and the entry
     `model.released` behind `release` (`model`). `receipt` is the place of this site's own `update.sent` of the round
@@ -253,6 +267,8 @@ class PhaseRequest(Body):
     before: HexBytes = ""
     model: HexBytes = ""
     receipt: ReceiptPlace | None = None
+    signed: tuple[HexBytes, ...] = Field(default=(), max_length=4096)
+    boxes: tuple[HexBytes, ...] = Field(default=(), max_length=4096)
 
 
 class Outcome(StrEnum):
@@ -280,6 +296,7 @@ class PhaseReply(Body):
     """What a site made of a phase. A failed phase carries a code and a reference, never a text from the trainer.
 
     `receipt` is the leaf of the entry by which the site's log recorded what left; `proved` shows it in the log.
+    `signed` and `boxes` are the site's messages of a secure sum; an abort comes with the outcome failed.
     """
 
     message_id: Token
@@ -298,6 +315,8 @@ class PhaseReply(Body):
     duration_s: Count = 0
     receipt: HexBytes = ""
     proved: Proved | None = None
+    signed: tuple[HexBytes, ...] = Field(default=(), max_length=2)
+    boxes: tuple[HexBytes, ...] = Field(default=(), max_length=4096)
 
 
 KINDS: Final[dict[str, type[Body]]] = {

@@ -117,24 +117,11 @@ def problems(plan: Plan) -> list[Problem]:
     return [
         *_quorum(plan),
         *_secure_aggregation(plan),
-        *secure_aggregation_not_in_this_version(plan),
         *_privacy(plan),
         *_strategy(plan),
         *_evaluation(plan),
         *_size(plan),
     ]
-
-
-def secure_aggregation_not_in_this_version(plan: Plan) -> Iterator[Problem]:
-    """Yield the refusal of plans that need secure sums, as long as no protocol runs behind them."""
-    if plan.secure_aggregation.enabled:
-        yield Problem(
-            "secure_aggregation.enabled",
-            "CFD-P06",
-            "secure aggregation is on (the default) and this version can't run it yet: the coordinator would see "
-            "every site's own update",
-            "write {enabled: false}, where every invited site's policy allows it",
-        )
 
 
 def least_quorum(plan: Plan) -> int:
@@ -154,6 +141,9 @@ def _secure_aggregation(plan: Plan) -> Iterator[Problem]:
     if not plan.secure_aggregation.enabled:
         return
     n, c, dropouts = len(plan.sites.invite), plan.secure_aggregation.colluding, plan.secure_aggregation.dropouts
+    if plan.weights == "declared":
+        text = "declared weights don't go into a secure sum in this version: all sites count the same"
+        yield Problem("weights", "CFD-P07", text, "weights: uniform")
     quorum = plan.sites.quorum
     if n < 3:
         yield Problem("sites.invite", "CFD-P04", f"a secure sum needs 3 sites, {n} invited")
@@ -203,6 +193,8 @@ def _privacy(plan: Plan) -> Iterator[Problem]:
             "mechanism: distributed",
         )
     if privacy.mechanism == "distributed":
+        text = "noise that the sites share out is not in this version; local-dp-sgd works inside secure sums too"
+        yield Problem("privacy.mechanism", "CFD-P06", text, "mechanism: local-dp-sgd")
         if not secure:
             yield Problem(
                 "privacy.mechanism",

@@ -186,6 +186,9 @@ class SecureAggregation(Section):
     dropouts: Annotated[
         int | None, Field(ge=0, le=4093, description="sites that may be lost inside a sum; default 1 where possible")
     ] = None
+    clip: Annotated[
+        _Positive, Field(description="largest absolute value of a coordinate of an update; a larger one is refused")
+    ] = 8.0
 
 
 class Sites(Section):

@@ -19,7 +19,16 @@ from audit.errors import AuditError
 from federation.edge.logs import Log
 from federation.errors import ConfideError, OutOfOrder, PeerMisbehaved
 from federation.link.client import LinkClient
-from federation.messages import Body, CharterNotice, JobControl, Offer, PhaseReply, PhaseRequest, PreviewRequest
+from federation.messages import (
+    SUM_PHASES,
+    Body,
+    CharterNotice,
+    JobControl,
+    Offer,
+    PhaseReply,
+    PhaseRequest,
+    PreviewRequest,
+)
 from federation.witness_messages import WitnessNotice
 from privacy.errors import PrivacyError
 from site_client.control import Asked
@@ -51,6 +60,7 @@ from site_client.outgoing import Outgoing
 from site_client.phases import Background
 from site_client.records import DAEMON
 from site_client.renewal import Renewal
+from site_client.sums import Sums
 from site_client.timers import Timers
 from site_client.trainer_process import TrainerGone, TrainerSaid
 from site_client.witnessing import SiteWitnessing
@@ -106,6 +116,8 @@ class Daemon:
             witnessing=self._witnessing,
         )
         self._book = JobBook(site, log, desk=self._desk, floor=self._floor, out=self._out)
+        self._sums = Sums(site, log, tools=self._floor, out=self._out)
+        self._floor.closed = self._sums.forget
         self._renewal = Renewal(site, link, log, run=self._floor.in_thread, post=mailbox.post)
         self._operator = OperatorDesk(
             site,
@@ -242,6 +254,8 @@ class Daemon:
                 self._book.offer(body)
             case PreviewRequest():
                 self._out.send(self._desk.preview(body), keep=False)
+            case PhaseRequest() if body.phase in SUM_PHASES:
+                self._sums.take(body)
             case PhaseRequest():
                 self._book.phase(body)
             case JobControl():

@@ -83,6 +83,7 @@ class Floor:
         self._uploads = Uploads(link)
         self._rests = Rests(first_s=training.rest_first_s, bound_s=training.rest_bound_s)
         self.ended: Ended | None = None
+        self.closed: Callable[[JobId], None] = lambda job: None
 
     # --- jobs -------------------------------------------------------------------------------------------------
 
@@ -116,6 +117,7 @@ class Floor:
             run.cut()
         self._facts.pop(job, None)
         self._rests.forget(job)
+        self.closed(job)
         self.begin_waiting()
 
     # --- phases -----------------------------------------------------------------------------------------------
@@ -280,6 +282,16 @@ class Floor:
             reference = self._log.internal("background.broke", problem, job=job)
             wrong = OutOfOrder("CFD-G01", "the site met an error", reference=reference)
             return Background(job, work, step, None, wrong)
+
+    def in_turn(self, job: JobId, task: Callable[[], None]) -> None:
+        """Run `task` in a thread, never beside another of the same job; it says for itself how it ended."""
+        lock = self._job_locks.setdefault(job, threading.Lock())
+
+        def run() -> None:
+            with lock:
+                task()
+
+        self._pool.submit(run)
 
     def in_thread(self, task: Callable[[], None]) -> None:
         """Run `task` in a thread; it says for itself how it ended."""

@@ -15,6 +15,7 @@ from privacy.accounting.convert import nano
 from privacy.accounting.entries import Use
 from site_client import lineage, offers
 from site_client.open_site import OpenSite
+from site_client.session import Work
 from site_client.stored import StoredJob, Terms
 
 
@@ -131,3 +132,8 @@ def approval_part(site: OpenSite, approval: str | None) -> events.Approval | Non
 def job_folder(site: OpenSite, job: JobId) -> Path:
     """Return the job's folder in the home; its name is a job id, which holds no separator."""
     return site.home.jobs / job
+
+
+def update_file(facts: JobFacts, work: Work) -> Path:
+    """Return where the update of an attempt waits for its secure sum."""
+    return facts.lineage.folder / f"update-{work.round}-{work.attempt}.safetensors"

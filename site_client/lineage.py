@@ -25,7 +25,8 @@ from federation.messages import BlobReference, JobId, MessageRefused, Release, d
 from federation.models import layout
 from federation.plan import Plan
 from federation.plan_fields import mean_strategy
-from federation.tensors import Manifest, TensorFile, TensorFileRefused, state_digest, write_tensors
+from federation.secure_sums import WORD_BITS, check_survivors, words_of, write_mean
+from federation.tensors import Manifest, NotFinite, TensorFile, TensorFileRefused, state_digest, write_tensors
 from site_client.stored import Applied
 
 NOT_SIGNED: Final = "CFD-R58"
@@ -203,7 +204,9 @@ def _release(job: Job, record: bytes) -> Release:
 def _apply(job: Job, reference: BlobReference, release: Release, fetch: Fetch) -> Applied:
     try:
         if release.step > 0:
-            digest = _step(job, _mean(job, release, job.manifest.floats, fetch), release.step)
+            secure = job.plan.secure_aggregation.enabled
+            mean = _mean_of_sum(job, release, fetch) if secure else _mean(job, release, job.manifest.floats, fetch)
+            digest = _step(job, mean, release.step)
         else:
             _first(job, release, fetch)
             digest = state_digest(job.model(0), None, step=0)
@@ -230,6 +233,23 @@ def _mean(job: Job, release: Release, wanted: Manifest, fetch: Fetch) -> Path:
     with TensorFile(mean) as tensors:
         if tensors.manifest != wanted:
             _refuse(WRONG_TENSORS, "names, types or shapes of the released mean are not the model's")
+    return mean
+
+
+def _mean_of_sum(job: Job, release: Release, fetch: Fetch) -> Path:
+    """Return the mean that the released sum gives, made here."""
+    try:
+        check_survivors(release.survivors, job.plan)
+    except PeerMisbehaved as problem:
+        raise LineageRefused(problem.code, problem.message) from None
+    size_bytes = words_of(job.manifest) * WORD_BITS // 8
+    if release.mean.size_bytes != size_bytes:
+        _refuse(WRONG_TENSORS, f"a sum of {release.mean.size_bytes} bytes, the model has {size_bytes}")
+    mean = job.folder / "mean.safetensors"
+    try:
+        write_mean(fetch(release.mean), job.plan, job.manifest, len(release.survivors), mean)
+    except NotFinite as problem:
+        _refuse(WRONG_TENSORS, f"the released sum gives no mean: {problem.message}")
     return mean
 
 

@@ -41,6 +41,7 @@ from site_client.data.registry import Registry
 from site_client.offers import Candidate, Known
 from site_client.records import DAEMON, Records
 from site_client.store import Store
+from site_client.sum_journal import SumJournal
 
 MAX_POLICY_BYTES: Final = 1 << 20
 UNBOUNDED_NANO: Final = 2**53 - 1
@@ -109,6 +110,7 @@ class OpenSite:
             engine = open_engine(sqlite_url(home.database), allow_network_filesystem=network)
             self.store: Final = Store(engine)
             self._exit.callback(self.store.close)
+            self.sums: Final = SumJournal(engine)
             self.registry: Final = Registry(engine)
             self.ledger: Final = BudgetStore.open(home.ledger, clock=clock, actor="service")
             self._exit.callback(self.ledger.close)

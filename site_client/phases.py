@@ -39,12 +39,13 @@ from federation.messages import (
     decode_body,
     encode_body,
 )
+from federation.secure_sums import check_in_range
 from federation.tensors import check_update
 from federation.witness_messages import Proved
 from privacy.errors import LedgerUnavailable, PrivacyError
 from site_client import lineage
 from site_client.budget.leases import RoundLeases
-from site_client.jobs import JobFacts
+from site_client.jobs import JobFacts, update_file
 from site_client.lineage import Followed, LineageRefused
 from site_client.open_site import OpenSite
 from site_client.phase_trail import PhaseTrail
@@ -227,6 +228,8 @@ class PhaseRun:
                 self._on_followed(done)
             case "stored":
                 self._on_stored(done)
+            case "kept":
+                self._on_kept(done)
             case "delivered":
                 self._on_delivered(done)
 
@@ -410,13 +413,28 @@ class PhaseRun:
             self._fail(self._stop_code)
         elif self.work.phase is Phase.TRAIN:
             self.standing = Standing.SENDING
-            self._background("stored", self._store_update)
+            secure = self.facts.plan.secure_aggregation.enabled
+            self._background(*(("kept", self._keep_update) if secure else ("stored", self._store_update)))
         else:
             self._send_evaluation(line)
 
     def _store_update(self) -> BlobReference:
         check_update(self._output, self.facts.lineage.manifest, site=self._site.site)
         return self._site.blobs.adopt_file(self._output)
+
+    def _keep_update(self) -> None:
+        """Keep the update here for the secure sum that follows: nobody else ever sees it."""
+        check_update(self._output, self.facts.lineage.manifest, site=self._site.site)
+        check_in_range(self._output, self.facts.lineage.manifest, self.facts.plan.secure_aggregation.clip)
+        for older in self.facts.lineage.folder.glob("update-*.safetensors"):
+            older.unlink(missing_ok=True)
+        self._output.replace(update_file(self.facts, self.work))
+
+    def _on_kept(self, done: Background) -> None:
+        if done.problem is not None:
+            self._fail(done.problem.code)
+        else:
+            self._end(outcome=Outcome.DONE, weight=1)
 
     def _on_stored(self, done: Background) -> None:
         if done.problem is not None:

@@ -145,7 +145,8 @@ class Store:
 
     def receipts(self, job: JobId, round_number: int) -> tuple[bytes, ...]:
         """Return the leaves of the entries `update.sent` that this site sent for a round, one for each attempt."""
-        wanted = (REPLY.c.job == job, REPLY.c.round == round_number, REPLY.c.phase == Phase.TRAIN.value)
+        carriers = (Phase.TRAIN.value, Phase.MASK.value)
+        wanted = (REPLY.c.job == job, REPLY.c.round == round_number, REPLY.c.phase.in_(carriers))
         with read(self._engine) as connection:
             bodies = connection.execute(select(REPLY.c.body).where(*wanted)).scalars().all()
         replies = (_body("phase-reply", body) for body in bodies)

@@ -55,6 +55,14 @@ LINEAGE: Final = Table(
     Column("step", Integer, nullable=False),
     Column("digest", String(64), nullable=False),
 )
+SUM_RECORD: Final = Table(
+    "sum_record",
+    METADATA,
+    Column("number", Integer, primary_key=True, autoincrement=True),
+    Column("job", String(70), nullable=False, index=True),
+    Column("kind", String(32), nullable=False),
+    Column("record", String, nullable=False),
+)
 APPROVAL: Final = Table(
     "approval",
     METADATA,

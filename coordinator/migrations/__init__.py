@@ -7,7 +7,7 @@ from sqlalchemy import Engine
 
 from federation.edge import migrations
 
-HEAD: Final = "0003"
+HEAD: Final = "0004"
 """The newest file in `versions/`."""
 
 

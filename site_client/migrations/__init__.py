@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 
 from federation.edge import migrations
 
-HEAD: Final = "0001"
+HEAD: Final = "0002"
 """The newest file in `versions/`."""
 
 

@@ -144,10 +144,20 @@ def test_sites_are_well_formed_and_named_once(invite):
     assert any(path.startswith("sites.invite") for path in problems_of(sites={"invite": invite}))
 
 
-def test_secure_aggregation_is_on_by_default_and_refused_until_this_version_has_it():
-    found = problems_of(secure_aggregation=REMOVE)
-    assert found["secure_aggregation.enabled"].code == "CFD-P06"
-    assert "{enabled: false}" in found["secure_aggregation.enabled"].hint
+def test_secure_aggregation_is_on_by_default():
+    assert problems_of(secure_aggregation=REMOVE) == {}
+    assert a_plan(secure_aggregation=REMOVE).secure_aggregation.enabled
+
+
+def test_declared_weights_are_refused_under_secure_aggregation_and_only_there():
+    assert problems_of(weights="declared", secure_aggregation={"enabled": True})["weights"].code == "CFD-P07"
+    assert problems_of(weights="declared") == {}
+
+
+def test_noise_that_sites_share_out_is_refused_until_this_version_has_it():
+    changes = {"mechanism": "distributed", "unit": "site", "epsilon": 4.0, "delta": 1e-5, "clip": 1.0}
+    found = problems_of(privacy=changes, secure_aggregation={"enabled": True})
+    assert found["privacy.mechanism"].code == "CFD-P06"
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_a_database_of_a_newer_program_is_refused_and_named(engine: Engine, tmp_
     bring_up(engine)
     with engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    with pytest.raises(ConfigurationWrong, match=r"site\.db has shape 9999, this program knows 0001"):
+    with pytest.raises(ConfigurationWrong, match=r"site\.db has shape 9999, this program knows 0002"):
         Store(engine)
 
 
