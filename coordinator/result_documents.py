@@ -80,8 +80,16 @@ def _evaluation(plan: Plan) -> str:
 
 
 def _seen(plan: Plan) -> str:
-    if plan.secure_aggregation.enabled:
-        return "one sum of the updates a round"
+    secure = plan.secure_aggregation
+    quorum = max(plan.sites.quorum or 0, 3, secure.colluding + 2)
+    if secure.enabled:
+        return (
+            f"masked vectors and, a round, one sum of at least {quorum} updates; if at most {secure.colluding} sites "
+            f"work with it, it learns nothing of the others' updates but their sum, of at least "
+            f"{quorum - secure.colluding}; of an evaluation, each site's own figures. The connectivity check of the "
+            "ring, consents apart from shares, the rule for sending an update again and the composition of all parts "
+            "are this project's own and were not reviewed from outside"
+        )
     noisy = "" if plan.privacy.mechanism == "none" else "noisy "
     return f"each site's own {noisy}update: this job ran without secure aggregation"
 
@@ -91,7 +99,8 @@ def statement(facts: Mapping[str, Any]) -> str:
     if not facts["bounded"]:
         return (
             "This model was trained **without differential privacy**. No bound holds for what it says about "
-            "a person whose data were used.\n"
+            "a person whose data were used.\n\n"
+            f"- **What the coordinator saw**: {facts['the_coordinator_saw']}.\n"
         )
     lines = [
         f"- **Who is protected**: {facts['protects']}; compared are the results with and without that unit.",

@@ -61,6 +61,8 @@ def test_a_secure_job_gives_the_plain_mean_within_a_step_of_the_grid(running: Fe
     secure = completed(running, running.plan(SITES, quorum=3, **SECURE, **DETERMINISTIC))
     wanted, found = model_of(running, plain), model_of(running, secure)
     assert wanted.keys() == found.keys()
+    facts = json.loads((running.folder / f"result-{secure}" / "privacy.json").read_text())
+    assert facts["the_coordinator_saw"].startswith("masked vectors and, a round, one sum of at least 3 updates")
     for name in wanted:
         # Two rounds; each coordinate is rounded by less than one step, 8 / 2^22, and what follows from it is small.
         np.testing.assert_allclose(found[name], wanted[name], atol=2e-5)
