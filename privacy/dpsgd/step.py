@@ -91,18 +91,26 @@ def noisy_mean(sums: Mapping[str, Tensor], schedule: Schedule, stream: WordStrea
         NoiseSourceFailed: `stream` isn't a secret one for noise.
     """
     source = require(stream, Purpose.NOISE)
+    names = sorted(sums)
+    values = {name: sums[name].detach().to(device="cpu", dtype=torch.float64) for name in names}
+    if sum(value.numel() for value in values.values()) <= CHUNK_WORDS:  # a small model's noise is drawn at once
+        sizes = [values[name].numel() for name in names]
+        noisy = _with_noise(torch.cat([values[name].reshape(-1) for name in names]), schedule, source)
+        flat = dict(zip(names, torch.split(noisy, sizes), strict=True))
+    else:
+        flat = {name: _with_noise(values[name].reshape(-1), schedule, source) for name in names}
+    return {name: flat[name].reshape(sums[name].shape).to(sums[name].device) for name in names}
+
+
+def _with_noise(values: Tensor, schedule: Schedule, source: WordStream) -> Tensor:
+    """Return (`values` + σ·C·z)/B on the grid; `values` is flat."""
     grid = math.ldexp(schedule.noise_multiplier * schedule.clip, -GRID_BITS)
-    result = {}
-    for name in sorted(sums):
-        value = sums[name].detach().to(device="cpu", dtype=torch.float64)
-        noisy = torch.empty_like(value, memory_format=torch.contiguous_format)
-        whole, parts = noisy.view(-1), value.reshape(-1)
-        for start in range(0, len(whole), CHUNK_WORDS):  # a chunk stays in the cache through all of this
-            part = torch.div(parts[start : start + CHUNK_WORDS], grid, out=whole[start : start + CHUNK_WORDS])
-            noise = torch.from_numpy(normals(source, len(part), box_muller_by_torch))
-            part.add_(noise, alpha=2.0**GRID_BITS).round_().mul_(grid / schedule.normaliser)
-        result[name] = noisy.to(sums[name].device)
-    return result
+    noisy = torch.empty_like(values)
+    for start in range(0, len(values), CHUNK_WORDS):  # a chunk stays in the cache through all of this
+        part = torch.div(values[start : start + CHUNK_WORDS], grid, out=noisy[start : start + CHUNK_WORDS])
+        noise = torch.from_numpy(normals(source, len(part), box_muller_by_torch))
+        part.add_(noise, alpha=2.0**GRID_BITS).round_().mul_(grid / schedule.normaliser)
+    return noisy
 
 
 def box_muller_by_torch(first: Reals, second: Reals) -> tuple[Reals, Reals]:
