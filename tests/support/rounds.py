@@ -186,6 +186,7 @@ class Bench:
         more: str = "",
         max_update_norm: float | None = None,
         first: Mapping[str, Array] | None = None,
+        secure: bool = False,
     ) -> None:
         self.folder = folder
         self.script = script
@@ -197,6 +198,8 @@ class Bench:
         self.max_update_norm = max_update_norm
         self.recorder = Silent()
         text = PLAN.replace("ROUNDS", str(rounds)).replace("SITES", ", ".join(sites)).replace("QUORUM", str(quorum))
+        if secure:
+            text = text.replace("{enabled: false}", "{colluding: 1, dropouts: 1}")
         wanted = plan.read(text + f"round_attempts: {attempts}\n" + more)
         self.plan = plan.resolve(wanted, contract_digest="0" * 64, has_entities=False)
         self.open()
