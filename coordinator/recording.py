@@ -7,6 +7,7 @@ so that an act which a restart repeats is recorded once.
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from audit import events, frame, merkle
@@ -17,10 +18,20 @@ from audit.receipts import receipts_root
 from coordinator.records import AttemptRecord, JobRecord, NewJob, ReleaseRecord
 from federation.audit_parts import hash_text as hash_of
 from federation.audit_parts import purpose_of
-from federation.messages import PhaseReply, SiteId
+from federation.messages import Phase, PhaseReply, SiteId
 from federation.plan_fields import Plan
 
 SERVICE: Final = events.Actor(kind="service", id="coordinator")
+
+
+@dataclass(frozen=True, slots=True)
+class SumAt:
+    """A secure sum: the attempt that it belongs to, and its own id."""
+
+    job: str
+    round: int
+    attempt: int
+    sum_id: str
 
 
 class Recorder(Protocol):
@@ -48,6 +59,27 @@ class Recorder(Protocol):
         self, release: ReleaseRecord, previous: str, plan: Plan, receipts: Mapping[SiteId, bytes] | None = None
     ) -> None:
         """A round's model is about to be made known; `receipts` are the leaf hashes of its survivors' receipts."""
+        ...
+
+    def roster_fixed(self, at: SumAt, roster: str, *, members_count: int, threshold: int) -> None:
+        """The members of a secure sum are about to be told of each other."""
+        ...
+
+    def sum_phase(
+        self,
+        at: SumAt,
+        phase: str,
+        *,
+        members_count: int | None = None,
+        fixed: str | None = None,
+        code: str | None = None,
+        cause: str | None = None,
+    ) -> None:
+        """A phase of a secure sum ended and fixed this digest; under `code` the sum ended without a result."""
+        ...
+
+    def sum_released(self, at: SumAt, sum_digest: str, *, receipts: Mapping[SiteId, bytes]) -> None:
+        """A secure sum was unmasked and is about to be made known; `receipts` are those of its survivors."""
         ...
 
     def abandoned(self, attempt: AttemptRecord, code: str) -> None:
@@ -205,7 +237,7 @@ class AuditRecorder:
         if reply.update is None:
             return
         egress = events.Egress(
-            what="update",
+            what="masked-update" if reply.phase is Phase.MASK else "update",
             hash=hash_of(reply.update.root),
             bytes=reply.update.size_bytes,
             to="coordinator",
@@ -275,6 +307,68 @@ class AuditRecorder:
                 previous=previous,
                 sum_digest=release.mean.root,
                 strategy=plan.server.strategy,
+            )
+        )
+
+    # --- secure sums ------------------------------------------------------------------------------------------
+
+    def roster_fixed(self, at: SumAt, roster: str, *, members_count: int, threshold: int) -> None:
+        """The members of a secure sum are about to be told of each other; durable on return."""
+        self._log.append(
+            events.RoundRoster(
+                id=event_id("round.roster", at.sum_id),
+                decision="allowed",
+                actor=SERVICE,
+                job=at.job,
+                round=at.round,
+                sum=at.sum_id,
+                roster=roster,
+                members_count=members_count,
+                threshold=threshold,
+            )
+        )
+
+    def sum_phase(
+        self,
+        at: SumAt,
+        phase: str,
+        *,
+        members_count: int | None = None,
+        fixed: str | None = None,
+        code: str | None = None,
+        cause: str | None = None,
+    ) -> None:
+        """A phase of a secure sum ended and fixed this digest; under `code` the sum ended without a result."""
+        fields: Event = {
+            "id": event_id("sum.phase", at.sum_id, phase, members_count, code),
+            "decision": "allowed" if code is None else "failed",
+            "code": code,
+            "cause": cause,
+            "actor": SERVICE,
+            "job": at.job,
+            "round": at.round,
+            "sum": at.sum_id,
+            "phase": phase,
+            "members_count": members_count,
+            "fixed": fixed,
+        }
+        self._log.submit(
+            events.SumPhase.model_validate({name: value for name, value in fields.items() if value is not None})
+        )
+
+    def sum_released(self, at: SumAt, sum_digest: str, *, receipts: Mapping[SiteId, bytes]) -> None:
+        """A secure sum was unmasked and is about to be made known; durable on return."""
+        self._log.append(
+            events.SumReleased(
+                id=event_id("sum.released", at.sum_id),
+                decision="allowed",
+                actor=SERVICE,
+                job=at.job,
+                round=at.round,
+                sum=at.sum_id,
+                sum_digest=sum_digest,
+                survivors_count=len(receipts),
+                receipts_root=frame.hash_text(receipts_root({str(site): leaf for site, leaf in receipts.items()})),
             )
         )
 

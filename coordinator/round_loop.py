@@ -53,7 +53,7 @@ def _release_sum(work: RoundWork, exchange: Exchange, attempt: AttemptRecord) ->
         summed = work.secure_sum(attempt, exchange, folder)  # 5. the sum of those that arrived, and nothing else
         mean = work.mean_of_sum(summed, folder)
         stepped = work.server_step(mean, folder, words=summed.words)  # 6. the server step
-        work.publish_sum(stepped)
+        work.publish_sum(summed, stepped)
     released = work.release(summed.attempt, stepped)  # 7. store and sign
     work.conclude_sum(released, exchange)
     return released

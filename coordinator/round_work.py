@@ -386,6 +386,7 @@ class RoundWork:
             request,
             self._updates.check_masked,
             missed,
+            self._recorder,
         )
         for kept in self._replies(attempt, Phase.TRAIN) if self._resumed else ():
             self._trained[kept.site] = reply_of(kept)
@@ -401,10 +402,11 @@ class RoundWork:
         write_mean(summed.words, self.plan, self._first.manifest, len(summed.survivors), mean)
         return mean
 
-    def publish_sum(self, stepped: Stepped) -> None:
+    def publish_sum(self, summed: Summed, stepped: Stepped) -> None:
         """Record and sign the result of the sum: it leads to this model."""
         if self._secure is not None:
-            self._results = self._secure.publish(stepped.model_digest)
+            receipts = receipts_of(self._trained, summed.survivors)
+            self._results = self._secure.publish(stepped.model_digest, receipts)
 
     def conclude_sum(self, attempt: AttemptRecord, exchange: Exchange) -> None:
         """Show the sites that revealed the signed result, so that they check it; nothing here depends on them."""

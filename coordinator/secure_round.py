@@ -11,13 +11,14 @@ The coordinator never has a site's update: uploads are masked, they lie as blobs
 unmasked is the sum of the survivors.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from coordinator import round_machine
 from coordinator.exchange import Exchange, Silence
+from coordinator.recording import Recorder, SumAt
 from coordinator.records import AttemptRecord
 from coordinator.replies import keep_reply, reply_of
 from coordinator.round_machine import Round, RoundState, Standing
@@ -53,7 +54,7 @@ from privacy.secagg.aggregator import Aggregator
 from privacy.secagg.envelope import Signed, unpack
 from privacy.secagg.errors import SumRefused
 from privacy.secagg.field import chunk_count
-from privacy.secagg.messages import Masked
+from privacy.secagg.messages import Masked, SumPlan
 from privacy.secagg.sums import Accumulator, Stage, SumFigures, SumInspection
 
 _PHASE_OF: Final[Mapping[type[at.State], Phase]] = {
@@ -127,6 +128,8 @@ class SecureRound:
     make_request: MakeRequest
     check_upload: CheckUpload
     missed: Missed
+    recorder: Recorder
+    _sum_at: SumAt = field(init=False)
     _aggregator: Aggregator = field(init=False)
     _state: at.State = field(init=False)
     _accumulator: Accumulator = field(init=False)
@@ -159,14 +162,19 @@ class SecureRound:
                 self._walk_round(_ROUND_STATE_OF[type(self._state)])
                 self._collect(exchange)
                 self._take(at.PhaseEnded())
+                self._record_phase()
             if isinstance(self._state, at.Over):
                 raise SumFailed(self._state.refusal or SumRefused("E_RESULT", "the sum is over already"))
             return self._read(folder)
         except SumRefused as refusal:
             raise SumFailed(refusal) from None
 
-    def publish(self, model_digest: str) -> Mapping[SiteId, Signed]:
+    def publish(self, model_digest: str, receipts: Mapping[SiteId, bytes]) -> Mapping[SiteId, Signed]:
         """Return the signed result for each site that revealed, after it is recorded.
+
+        Args:
+            model_digest: Of the model that the sum leads to.
+            receipts: The leaf hashes of the survivors' receipts.
 
         Raises:
             SumFailed: The sum is out of its bounds; nothing is published.
@@ -176,7 +184,10 @@ class SecureRound:
         revealed = set(self._attempt.round.standing(Standing.ANSWERED))
         self._take(at.SumRead(self._figures, bytes.fromhex(model_digest)))
         if isinstance(self._state, at.Over) and self._state.refusal is not None:
+            self._record_phase()
             raise SumFailed(self._state.refusal)
+        self.recorder.sum_released(self._sum_at, self._figures.digest.hex(), receipts=receipts)
+        self.recorder.sum_phase(self._sum_at, "closed")
         relays = (item for item in self._last if isinstance(item, at.Relay))
         return {SiteId(item.to): item.messages[0] for item in relays if item.to in revealed}
 
@@ -191,15 +202,18 @@ class SecureRound:
                 at_[1], at_[2], self.setting.new_id().hex(), model_digest, invited, charter.epoch, charter.federation
             )
             digest = sum_job_digest(self.job, self.plan_digest)
+            self._sum_at = SumAt(*at_, place.sum_id)
             self._state, outputs = self._aggregator.open(sum_plan(self.plan, digest, self.manifest, place))
             self._perform(outputs)
             return
+        self._sum_at = SumAt(*at_, _sum_id(records))
         # A result that was made is made again, the same to the bit: its words were in memory.
         kept = [record for record in records if not isinstance(record, at.ResultMade)]
         self._state, self._last = self._aggregator.resume(kept)
         for record in kept:
             if isinstance(record, at.UploadCommitted):
                 self._add_again(record)
+        self._record_phase()  # where the process ended between the record and this entry
 
     def _add_again(self, record: at.UploadCommitted) -> None:
         body = Masked.model_validate_json(record.masked.body)
@@ -323,6 +337,29 @@ class SecureRound:
         path, dim = self.blobs.path(update), words_of(self.manifest)
         self._accumulator.add(site, stage, lambda index: read_chunk(path, index, dim))
 
+    def _record_phase(self) -> None:
+        """Write into the audit log what the phase that just ended fixed, before anybody is told of it."""
+        state, say = self._state, self.recorder.sum_phase
+        match state:
+            case at.Sharing():
+                roster, count = state.view.roster.hex(), len(state.view.adverts)
+                threshold = state.view.threshold
+                self.recorder.roster_fixed(self._sum_at, roster, members_count=count, threshold=threshold)
+                say(self._sum_at, "advertised", members_count=count, fixed=roster)
+            case at.Masking():
+                say(self._sum_at, "shared", members_count=len(state.view.shares), fixed=state.view.digest.hex())
+            case at.Consenting():
+                say(self._sum_at, "masked", members_count=len(state.survivors), fixed=state.agreed.hex())
+            case at.Revealing():
+                say(self._sum_at, "consented", members_count=len(state.consents), fixed=state.agreed.hex())
+            case at.Unmasking():
+                say(self._sum_at, "revealed", fixed=state.agreed.hex())
+            case at.Over() if state.refusal is not None:
+                code = SumFailed(state.refusal).code
+                say(self._sum_at, "aborted", code=code, cause=state.refusal.code)
+            case _:
+                pass
+
     # --- the sum ----------------------------------------------------------------------------------------------
 
     def _read(self, folder: Path) -> Summed:
@@ -361,6 +398,13 @@ class SecureRound:
 
     def _save(self, round_: Round) -> None:
         self._attempt = self.store.rounds.save(self.job, round_)
+
+
+def _sum_id(records: Sequence[at.Record]) -> str:
+    first = records[0]
+    if not isinstance(first, at.PlanIssued):
+        raise OutOfOrder("CFD-G01", "the records of a sum begin with its plan")
+    return SumPlan.model_validate_json(first.plan.body).sum_id
 
 
 def _closed(round_: Round, answered: set[SiteId]) -> Round:

@@ -347,14 +347,17 @@ class Records:
             peer=peer,
         )
 
-    def update_sent(self, job: JobId, round_number: int, update: BlobReference) -> Receipt:
-        """An update is about to leave; its first byte waits for this entry."""
+    def update_sent(
+        self, job: JobId, round_number: int, update: BlobReference, *, sum_id: str | None = None
+    ) -> Receipt:
+        """An update is about to leave, under masks where it goes into a sum; its first byte waits for this entry."""
         return self._append(
             events.UpdateSent,
             DAEMON,
             job=job,
             round=round_number,
-            egress=egress_of("update", update.root, update.size_bytes),
+            sum=sum_id,
+            egress=egress_of("update" if sum_id is None else "masked-update", update.root, update.size_bytes),
         )
 
     def evaluation_sent(self, job: JobId, round_number: int, content: bytes) -> Receipt:

@@ -58,6 +58,7 @@ from site_client.jobs import JobFacts, update_file
 from site_client.open_site import OpenSite
 from site_client.outgoing import Outgoing
 from site_client.session import ENDED, Work
+from site_client.sum_trail import SumTrail
 
 NO_UPDATE: Final = "CFD-R97"
 NOT_ACCEPTED: Final = "CFD-R43"
@@ -102,6 +103,8 @@ class _Sum:
     """The sum of one attempt, as far as this process has come with it."""
 
     attempt: tuple[int, int]
+    sum_id: str
+    trail: SumTrail
     state: at.State
 
 
@@ -153,9 +156,9 @@ class Sums:
         try:
             fields = self._phase(job, work, request)
         except SumRefused as refusal:
-            fields = self._failed(job, work, SumFailed(refusal))
+            fields = self._refused(job, work, SumFailed(refusal))
         except (ConfideError, AuditError) as problem:
-            fields = self._failed(job, work, problem)
+            fields = self._refused(job, work, problem)
         except OSError as problem:
             fields = self._failed(job, work, OutOfOrder(NOT_RECORDED, f"disk: {problem.strerror}"))
         except Exception as problem:  # noqa: BLE001 (a phase always ends in a reply)
@@ -173,6 +176,15 @@ class Sums:
         self._out.send(reply, keep=False)
         code = None if reply.reason is None else reply.reason.code
         self._log.info("sum.phase", job=job, round=work.round, phase=work.phase.value, code=code)
+
+    def _refused(self, job: JobId, work: Work, problem: ConfideError | AuditError) -> dict[str, Any]:
+        """Return the reply to a phase that this site doesn't do, and record that it was asked for."""
+        try:
+            code = problem.code if isinstance(problem, ConfideError) else NOT_RECORDED
+            self._site.records.phase_refused(job, work.round, code=code)
+        except AuditError as unrecorded:
+            self._log.error("sum.not_recorded", job=job, code=unrecorded.code)
+        return self._failed(job, work, problem)
 
     def _failed(self, job: JobId, work: Work, problem: ConfideError | AuditError) -> dict[str, Any]:
         reference = secrets.token_hex(6)
@@ -235,8 +247,12 @@ class Sums:
             self._floors(plan.invited),
         )
         self.forget(facts.job)
-        running = self._running[facts.job] = _Sum((work.round, work.attempt), at.Idle())
+        trail = self._trail(facts, work, plan.sum_id)
+        running = self._running[facts.job] = _Sum((work.round, work.attempt), plan.sum_id, trail, at.Idle())
         return self._step(facts, running, event)
+
+    def _trail(self, facts: JobFacts, work: Work, sum_id: str) -> SumTrail:
+        return SumTrail(self._site.records.log, facts.job, work.round, sum_id)
 
     def _floors(self, invited: tuple[str, ...]) -> Floors:
         """Return this site's floors; a member that it hasn't accepted counts as colluding."""
@@ -258,7 +274,7 @@ class Sums:
             raise OutOfOrder("CFD-G01", "a masked vector isn't complete")
         reference = self._site.blobs.adopt_file(path)
         self._perform(facts, running, at.UploadAcknowledged())  # the blob is what would be sent again
-        sent = self._site.records.update_sent(facts.job, request.round, reference)
+        sent = self._site.records.update_sent(facts.job, request.round, reference, sum_id=running.sum_id)
         self._tools.deliver(sent, float(request.deadline_s))
         return {
             "update": reference,
@@ -296,15 +312,26 @@ class Sums:
         return _told(self._perform(facts, running, event))
 
     def _perform(self, facts: JobFacts, running: _Sum, event: at.Event) -> tuple[at.Output, ...]:
-        """Take a step and put on disk what it wants there, before anything of it is sent."""
-        now_ms = int(self._site.clock.monotonic_s() * 1000)
-        running.state, outputs = self._machine.step(running.state, event, now_ms=now_ms)
+        """Take a step and put on disk what it wants there, and its audit entry, before anything of it is sent."""
+        now_ms, before = int(self._site.clock.monotonic_s() * 1000), running.state
+        running.state, outputs = self._machine.step(before, event, now_ms=now_ms)
         for item in outputs:
             if isinstance(item, at.Persist):
                 self._site.sums.keep(facts.job, item.record)
-            elif isinstance(item, at.SumClosed) and item.code is not None:
-                self._log.warning("sum.ended", job=facts.job, code=SumFailed(SumRefused(item.code, "")).code)
+        if type(running.state) is not type(before):
+            running.trail.reached(running.state)
+        for item in outputs:
+            if isinstance(item, at.SumClosed):
+                self._closed(facts.job, running, item.code)
         return outputs
+
+    def _closed(self, job: JobId, running: _Sum, cause: str | None) -> None:
+        if cause is None:
+            running.trail.closed()
+            return
+        code = SumFailed(SumRefused(cause, "")).code
+        self._log.warning("sum.ended", job=job, code=code)
+        running.trail.aborted(code, cause)
 
     def _lost(self, facts: JobFacts, work: Work) -> dict[str, Any]:
         """Answer for a sum that a restart lost: with the abort that the journal gives."""
@@ -324,7 +351,9 @@ class Sums:
         message = journal.abort_from(
             history, sum_id, site=self._site.site, signer=DigestSigner(self._site.identity), code="E_PHASE"
         )
-        failed = self._failed(facts.job, work, SumFailed(SumOutOfOrder("this site was restarted within the sum")))
+        lost = SumFailed(SumOutOfOrder("this site was restarted within the sum"))
+        self._trail(facts, work, sum_id).aborted(lost.code, "E_PHASE")
+        failed = self._failed(facts.job, work, lost)
         return {**failed, "signed": (message.pack().hex(),)}
 
 

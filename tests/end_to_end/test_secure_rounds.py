@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from federation.tensor_file import TensorFile
-from tests.support.processes import POLICY, Federation, confide, federation
+from tests.support.audit_logs import events_in
+from tests.support.processes import POLICY, Federation, confide, federation, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.enable_socket, pytest.mark.timeout(500)]
 
@@ -72,6 +73,38 @@ def test_the_coordinator_holds_no_update_and_every_log_verifies(running: Federat
     for party in ("coordinator", *SITES):
         verified = json.loads(confide("audit", "verify", str(running.home(party)), "--format", "json"))
         assert verified["verdict"] == "verified", verified
+
+
+def sum_entries(running: Federation, party: str, job: str) -> list[dict[str, Any]]:
+    return [event for event in events_in(running.home(party) / "audit") if event.get("job") == job and "sum" in event]
+
+
+def test_every_log_tells_each_sum_and_what_its_phases_fixed(running: Federation) -> None:
+    training = {**DETERMINISTIC["training"], "seed": 9}  # another first model: an update is spent only once
+    job = completed(
+        running, running.plan(SITES, quorum=3, **{**SECURE, "training": training, "rounds": 1, "evaluate": None})
+    )
+    told = sum_entries(running, "coordinator", job)
+    fixed = {event["phase"]: event.get("fixed") for event in told if event["action"] == "sum.phase"}
+    assert list(fixed) == ["advertised", "shared", "masked", "consented", "revealed", "closed"]
+    (roster,) = [event for event in told if event["action"] == "round.roster"]
+    assert (roster["roster"], roster["members_count"]) == (fixed["advertised"], 4)
+    (released,) = [event for event in told if event["action"] == "sum.released"]
+    assert released["survivors_count"] == 4
+    for site in SITES:
+        wait_until(
+            lambda site=site: sum_entries(running, site, job)[-1].get("phase") == "closed",
+            timeout_s=60,
+            what=f"{site} checked the result",
+        )
+        own = sum_entries(running, site, job)
+        said = [event.get("phase", event["action"]) for event in own]
+        assert said == ["advertised", "shared", "update.sent", "masked", "consented", "closed"]
+        assert {event["sum"] for event in own} == {released["sum"]}
+        for event in own[:-1]:
+            if event["action"] == "sum.phase":
+                assert event["fixed"] == fixed[event["phase"]], "site and coordinator mean the same sets"
+        assert own[2]["egress"]["what"] == "masked-update"
 
 
 def rows(database: Path, query: str, *values: str) -> list[Any]:
