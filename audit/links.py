@@ -18,7 +18,7 @@ ANSWERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "job.refused": ("job.refused", ("job", "plan")),
     "update.received": ("update.sent", ("job", "round", "egress.hash", "egress.bytes")),
     "model.accepted": ("model.released", ("job", "round", "model")),
-    "sum.consented": ("round.roster", ("job", "round", "sum")),
+    "sum.consented": ("round.roster", ("job", "round", "sum", "roster")),
 }
 """By action of an entry with a peer: the action of that entry, and the fields in which both agree."""
 

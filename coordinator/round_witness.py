@@ -48,6 +48,10 @@ class RoundWitness(Protocol):
         """
         ...
 
+    def show_roster(self, sum_id: str, *, timeout_s: float) -> bytes:
+        """Return the proof that this log holds the roster of a sum; nothing where there is none in time."""
+        ...
+
     def lacking(self) -> str:
         """Return in words what a round that doesn't open waits for."""
         ...

@@ -368,8 +368,11 @@ class RoundWork:
             raise OutOfOrder("CFD-G01", "this engine runs no secure sums")
         at = attempt
 
-        def request(phase: Phase, wait_s: float) -> PhaseRequest:
-            return self._request(at, phase, self._newest(), wait_s)
+        def request(phase: Phase, wait_s: float, sum_id: str) -> PhaseRequest:
+            made = self._request(at, phase, self._newest(), wait_s)
+            if phase is not Phase.CONSENT or self._witness is None:
+                return made
+            return made.model_copy(update={"roster": self._witness.show_roster(sum_id, timeout_s=wait_s).hex()})
 
         def missed(site: SiteId, phase: Phase, code: str, lost: bool) -> None:
             self._recorder.site_missed(at, site, phase.value, code=code_text(code, other="CFD-R54"), lost=lost)
@@ -383,6 +386,7 @@ class RoundWork:
             self._registry.blobs,
             self._sums,
             self._phase_s(),
+            self._new_message_id,
             request,
             self._updates.check_masked,
             missed,

@@ -106,7 +106,9 @@ class Summed:
     attempt: AttemptRecord
 
 
-MakeRequest = Callable[[Phase, float], PhaseRequest]
+MakeRequest = Callable[[Phase, float, str], PhaseRequest]
+"""Makes a phase's request, which waits so long, in the sum of that id."""
+NewMessageId = Callable[[], str]
 CheckUpload = Callable[[SiteId, PhaseReply], str | None]
 """Records an upload and returns the code for which it doesn't count, None where it does."""
 Missed = Callable[[SiteId, Phase, str, bool], None]
@@ -125,6 +127,7 @@ class SecureRound:
     blobs: BlobStore
     setting: SumSetting
     phase_s: float
+    new_message_id: NewMessageId
     make_request: MakeRequest
     check_upload: CheckUpload
     missed: Missed
@@ -241,11 +244,11 @@ class SecureRound:
         known = {kept.site: reply_of(kept) for kept in self.store.rounds.replies(*self._at, phase)}
         for site, reply in known.items():
             self._hear(site, phase, reply)
-        request = self.make_request(phase, self.phase_s)
+        request = self.make_request(phase, self.phase_s, self._sum_at.sum_id)
         requests = {
             site: request.model_copy(
                 update={
-                    "message_id": self.make_request(phase, self.phase_s).message_id,
+                    "message_id": self.new_message_id(),
                     "signed": tuple(message.pack().hex() for message in relay.messages),
                     "boxes": tuple(box.hex() for box in relay.boxes),
                 }

@@ -424,6 +424,14 @@ class Witnessing:
             return b""
         return bytes(self.own.prove(entry[0], entry[1], under))
 
+    def show_roster(self, sum_id: str, *, timeout_s: float) -> bytes:
+        """Return the proof that this log holds the roster of a sum; nothing where there is none in time."""
+        found = self.own.find(event_id("round.roster", sum_id))
+        if found is None or not self.own.wait_to_publish(timeout_s):
+            return b""
+        under = self.own.publish()
+        return b"" if under is None else self._prove(found, under)
+
     def lacking(self) -> str:
         """Return in words what a round that doesn't open waits for."""
         return self.own.lacking()

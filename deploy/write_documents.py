@@ -39,7 +39,6 @@ NOT_YET = {
     "key.added": "changing the keys of a running log",
     "key.revoked": "changing the keys of a running log",
     "user.logout": "sessions of a console; the API has a token for each request",
-    "sum.consented": "secure sums: the roster is compared, but not yet proved to a site before it consents",
     "peer.contradicted": "comparing what another party's log holds",
     "witness.acknowledged": "going on after a proved fork",
     "audit.pruned": "pruning",

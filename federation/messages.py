@@ -247,7 +247,8 @@ class PhaseRequest(Body):
     of its own root.
 
     In the phases of a secure sum `signed` holds what the coordinator relays to the site, as packed messages of
-    `privacy.secagg`, and `boxes` the shares that others sealed for it.
+    `privacy.secagg`, and `boxes` the shares that others sealed for it. A request to consent carries in `roster` the
+    proof file of the coordinator's entry `round.roster` of that sum.
 
     A request to train also carries, as proof files of the coordinator's log, the entry that ended the round before
     (`before`; of the job's submission where the round is 0) under a checkpoint that a quorum cosigned, and the entry
@@ -269,6 +270,7 @@ class PhaseRequest(Body):
     receipt: ReceiptPlace | None = None
     signed: tuple[HexBytes, ...] = Field(default=(), max_length=4096)
     boxes: tuple[HexBytes, ...] = Field(default=(), max_length=4096)
+    roster: HexBytes = ""
 
 
 class Outcome(StrEnum):

@@ -317,6 +317,10 @@ class Floor:
         """Return the coordinator's entry of a released model, where it was shown."""
         return self._witnessing.model_peer(job, round_number)
 
+    def roster_peer(self, shown: str, *, job: str, round_number: int, sum_id: str, roster: str) -> Peer | None:
+        """Return the coordinator's entry of a sum's roster, None where it wasn't shown."""
+        return self._witnessing.roster_peer(shown, job=job, round_number=round_number, sum_id=sum_id, roster=roster)
+
     def prove(self, leaf: bytes, timeout_s: float) -> Proved | None:
         """Return the proof that this site's log holds an entry."""
         return self._witnessing.prove(leaf, timeout_s=timeout_s)

@@ -22,10 +22,16 @@ class SumTrail:
         job: The job.
         round_number: The round.
         sum_id: The sum's own id.
+
+    Attributes:
+        roster: The digest of the roster, as this site computed it.
+        peer: The coordinator's entry of that roster; the consent names it.
     """
 
     def __init__(self, log: AuditLog, job: JobId, round_number: int, sum_id: str) -> None:
         self._log = log
+        self.roster = ""
+        self.peer: events.Peer | None = None
         self._about: dict[str, Any] = {"job": job, "round": round_number, "sum": sum_id}
 
     def reached(self, state: at.State) -> None:
@@ -36,15 +42,30 @@ class SumTrail:
         """
         match state:
             case at.Shared():
-                self._phase("advertised", fixed=state.roster.hex(), members_count=len(state.adverts))
+                self.roster = state.roster.hex()
+                self._phase("advertised", fixed=self.roster, members_count=len(state.adverts))
             case at.Masked():
                 self._phase("shared", fixed=state.view.hex(), members_count=len(state.members))
             case at.Consented():
-                self._phase("masked", fixed=state.agreed.hex(), members_count=len(state.survivors))
+                self._consented(state)
             case at.Revealed():
                 self._phase("consented", fixed=state.agreed.hex())
             case _:
                 pass
+
+    def _consented(self, state: at.Consented) -> None:
+        content = {
+            "id": id_of("sum.consented", self._about["sum"]),
+            "decision": "allowed",
+            "actor": DAEMON,
+            "roster": self.roster,
+            "view": state.view.hex(),
+            "agreed": state.agreed.hex(),
+            "survivors_count": len(state.survivors),
+            "peer": self.peer,
+            **self._about,
+        }
+        self._log.append(events.SumConsented.model_validate(content))
 
     def closed(self) -> None:
         """The result is what this site computed itself."""

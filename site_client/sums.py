@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from audit.errors import AuditError
+from audit.events import Peer
 from audit.receipt import Receipt
 from federation.edge.logs import Log
 from federation.errors import CheckFailed, ConfideError, OutOfOrder, PeerMisbehaved
@@ -91,6 +92,10 @@ class Tools(Protocol):
 
     def deliver(self, sent: Receipt, deadline_s: float) -> None:
         """Bring the blob that the entry names to the coordinator."""
+        ...
+
+    def roster_peer(self, shown: str, *, job: str, round_number: int, sum_id: str, roster: str) -> Peer | None:
+        """Return the coordinator's entry of a sum's roster, None where it wasn't shown."""
         ...
 
     def prove(self, leaf: bytes, timeout_s: float) -> Proved | None:
@@ -214,6 +219,7 @@ class Sums:
                 boxes = tuple(bytes.fromhex(box) for box in request.boxes)
                 return self._mask(facts, running, at.SharesShown(messages, boxes), request)
             case Phase.CONSENT:
+                self._see_roster(facts, running, request)
                 return self._step(facts, running, at.MaskedShown(messages))
             case Phase.REVEAL:
                 return self._step(facts, running, at.CertificateShown(messages))
@@ -283,6 +289,22 @@ class Sums:
             "receipt": sent.leaf.hex(),
             "proved": self._tools.prove(sent.leaf, float(request.deadline_s)),
         }
+
+    def _see_roster(self, facts: JobFacts, running: _Sum, request: PhaseRequest) -> None:
+        """Find the roster that this site computed in the coordinator's log, before it consents to anything.
+
+        Raises:
+            SumRefused: It isn't shown. The sum is over for this site, and its secrets are gone.
+        """
+        trail = running.trail
+        trail.peer = self._tools.roster_peer(
+            request.roster, job=facts.job, round_number=request.round, sum_id=running.sum_id, roster=trail.roster
+        )
+        if trail.peer is None:
+            self._site.sums.keep(facts.job, journal.SumEnded(running.sum_id, "aborted", "E_ROSTER_SPLIT"))
+            self._closed(facts.job, running, "E_ROSTER_SPLIT")
+            self.forget(facts.job)
+            raise SumRefused("E_ROSTER_SPLIT", "the coordinator's log doesn't show the roster of this sum")
 
     def _result(self, facts: JobFacts, request: PhaseRequest, messages: tuple[Signed, ...]) -> at.ResultShown:
         def fetch(reference: BlobReference) -> Path:

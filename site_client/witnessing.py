@@ -21,7 +21,7 @@ from audit.merkle import leaf_hash
 from audit.names import COORDINATOR
 from audit.proof_file import ProofFile, ProvedEntry, check
 from audit.receipts import check_place
-from audit.round_gate import check_round_gate
+from audit.round_gate import check_roster_entry, check_round_gate
 from audit.trust import TrustPolicy
 from audit.trust_file import TrustFolder
 from audit.witness import AddCheckpoint, Status
@@ -364,6 +364,20 @@ class SiteWitnessing:
         """Return the coordinator's entry of a released model, where it was shown."""
         with self._lock:
             return self._models.get((job, round_number))
+
+    def roster_peer(self, shown: str, *, job: str, round_number: int, sum_id: str, roster: str) -> Peer | None:
+        """Return the coordinator's entry of a sum's roster, the one of this digest; None where `shown` isn't that."""
+        policy = self._trust.policy(COORDINATOR)
+        if policy is None or not shown:
+            return None
+        try:
+            proof = ProofFile.parse(bytes.fromhex(shown))
+            found = check_roster_entry(proof, policy, job=job, round_number=round_number, sum_id=sum_id, roster=roster)
+            self.office.check_same(found.checkpoint)
+        except AuditError as problem:
+            self._log.warning("sum.roster_not_shown", job=job, round=round_number, code=problem.code)
+            return None
+        return _peer(found.checkpoint, found.index, found.leaf_hash)
 
     def prove(self, leaf: bytes, *, timeout_s: float) -> Proved | None:
         """Return the proof that this site's log holds the entry `leaf`, for its witnesses; None where it can't be made.

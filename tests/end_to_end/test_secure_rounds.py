@@ -99,7 +99,9 @@ def test_every_log_tells_each_sum_and_what_its_phases_fixed(running: Federation)
         )
         own = sum_entries(running, site, job)
         said = [event.get("phase", event["action"]) for event in own]
-        assert said == ["advertised", "shared", "update.sent", "masked", "consented", "closed"]
+        assert said == ["advertised", "shared", "update.sent", "sum.consented", "consented", "closed"]
+        consent = own[3]
+        assert (consent["roster"], consent["agreed"]) == (roster["roster"], fixed["masked"])
         assert {event["sum"] for event in own} == {released["sum"]}
         for event in own[:-1]:
             if event["action"] == "sum.phase":

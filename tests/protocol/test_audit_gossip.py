@@ -12,7 +12,7 @@ from audit.entry import write_leaf
 from audit.errors import LogBehind, LogDamaged, NoteRefused, ProofRefused
 from audit.merkle import leaf_hash
 from audit.proof_file import ProofFile
-from audit.round_gate import check_round_gate
+from audit.round_gate import check_roster_entry, check_round_gate
 from tests.support.rfc6962 import Book
 from tests.support.witnessed_trees import (
     NOW_S,
@@ -234,4 +234,42 @@ def test_withheld_gossip_stops_the_round() -> None:
     proof = carried(PEERS[0], action="job.submitted")
     with pytest.raises(ProofRefused, match="1 of 2 cosignatures, missing site-1, site-2") as info:
         check_round_gate(proof, POLICY, job="heart-risk", round_number=0)
+    assert info.value.code == "CFD-A28"
+
+
+# --- before a consent -----------------------------------------------------------------------------------------
+
+ROSTER: dict[str, object] = {"action": "round.roster", "round": 3, "sum": "5" * 64, "roster": "a" * 64}
+
+
+def roster_entry(proof: ProofFile) -> int:
+    wanted = {"job": "heart-risk", "round_number": 3, "sum_id": "5" * 64, "roster": "a" * 64}
+    return check_roster_entry(proof, POLICY, **wanted).index  # type: ignore[arg-type]
+
+
+def test_a_roster_that_the_log_signed_needs_no_witness_yet() -> None:
+    assert roster_entry(carried(**ROSTER)) == 9
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"roster": "b" * 64},
+        {"sum": "6" * 64},
+        {"round": 2},
+        {"job": "other"},
+        {"action": "round.opened"},
+        {"decision": "failed"},
+    ],
+)
+def test_no_consent_without_the_roster_entry(changed: dict[str, object]) -> None:
+    with pytest.raises(ProofRefused, match="isn't of this roster") as info:
+        roster_entry(carried(**{**ROSTER, **changed}))
+    assert info.value.code == "CFD-A16"
+
+
+def test_a_roster_under_a_tree_that_lacks_it_proves_nothing() -> None:
+    proof = carried(**ROSTER)
+    with pytest.raises(ProofRefused) as info:
+        roster_entry(ProofFile(8, proof.path, proof.checkpoint, proof.leaf))
     assert info.value.code == "CFD-A28"
