@@ -93,6 +93,15 @@ class Rounds(Settings):
     deadline_scale: Annotated[
         float, Field(gt=0, le=1000, description="factor on the deadlines of plans, for slow networks and for tests")
     ] = 1.0
+    lost_after_s: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=3600,
+            description="how long a link is away before a phase of a secure sum goes on without its site, where the "
+            "sum bears the loss",
+        ),
+    ] = 10.0
 
 
 class Retention(Settings):

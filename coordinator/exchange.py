@@ -5,7 +5,7 @@ rule: one `Heard` for every site that was asked, never later than the time given
 No I/O here, and no judgement of what was heard.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -43,13 +43,20 @@ class Interrupted(Exception):
     """The exchange was told to stop waiting: the job ended, or the service stops. Nothing was decided."""
 
 
+MayLose = Callable[[], int]
+"""How many of those who are waited for may be given up now, if their link has been away for a while."""
+
+
 class Exchange(Protocol):
     """Carries the requests of a phase to sites and yields what comes back."""
 
-    def ask(self, requests: Mapping[SiteId, PhaseRequest], *, timeout_s: float) -> Iterator[Heard]:
+    def ask(
+        self, requests: Mapping[SiteId, PhaseRequest], *, timeout_s: float, may_lose: MayLose | None = None
+    ) -> Iterator[Heard]:
         """Send the requests and yield one `Heard` for every site, in the order in which they come in.
 
-        Never waits longer than `timeout_s`; whoever hasn't answered by then is yielded with the reason.
+        Never waits longer than `timeout_s`; whoever hasn't answered by then is yielded with the reason. An engine that
+        sees links may yield a site whose link stays away as lost before that, as long as `may_lose` lets it.
 
         Raises:
             Interrupted: The job ended or the service stops.

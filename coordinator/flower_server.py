@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
-from coordinator.exchange import Heard, Interrupted, Silence
+from coordinator.exchange import Heard, Interrupted, MayLose, Silence
 from coordinator.round_loop import run_job
 from coordinator.round_work import RoundWork
 from federation import flower
@@ -28,6 +28,7 @@ import flwr.app as _app  # noqa: E402 (only after `load_server` has checked that
 COORDINATOR_NODE: Final = 1
 LOOK_S: Final = 1.0
 """How often whoever waits for answers looks at the clock, which may be set or may have stood still in between."""
+LOST_AFTER_S: Final = 10.0
 ERROR_LATE: Final = 1001
 ERROR_LOST: Final = 1002
 ERROR_REFUSED: Final = 1003
@@ -66,12 +67,18 @@ class LinkGrid(_server.Grid):  # type: ignore[misc]
         sites: The job's invited sites.
         post: The link.
         clock: The time.
+        lost_after_s: How long a link is away before its site is given up, where the phase can do without it.
     """
 
     replies_are_stored: Final = True
     """The service stores a reply before it acknowledges it and hands it in here."""
+    sees_links: Final = True
+    """`send_and_receive` takes `may_lose`."""
 
-    def __init__(self, job: JobId, sites: Iterable[SiteId], post: Post, clock: Clock) -> None:
+    def __init__(
+        self, job: JobId, sites: Iterable[SiteId], post: Post, clock: Clock, *, lost_after_s: float = LOST_AFTER_S
+    ) -> None:
+        self._lost_after_s = lost_after_s
         self._job = job
         self._sites = flower.numbers_of(sites)
         self._post = post
@@ -133,12 +140,15 @@ class LinkGrid(_server.Grid):  # type: ignore[misc]
         with self._changed:
             return [reply for message_id in message_ids if (reply := self._take(message_id)) is not None]
 
-    def send_and_receive(self, messages: Iterable[Any], *, timeout: float | None = None) -> Iterator[Any]:
+    def send_and_receive(
+        self, messages: Iterable[Any], *, timeout: float | None = None, may_lose: MayLose | None = None
+    ) -> Iterator[Any]:
         """Push `messages` at once and yield one message for each: the reply, or at the deadline late or lost.
 
         Args:
             messages: From `create_message`.
             timeout: Seconds; without one, the shortest time to live of the messages.
+            may_lose: How many of those who are waited for may be yielded as lost before that.
 
         Raises:
             Interrupted: While waiting.
@@ -147,7 +157,7 @@ class LinkGrid(_server.Grid):  # type: ignore[misc]
         if timeout is None:
             timeout = min((message.metadata.ttl for message in asked), default=0.0)
         until_s = self._clock.monotonic_s() + timeout
-        return self._outcomes(self.push_messages(asked), until_s)
+        return self._outcomes(self.push_messages(asked), until_s, may_lose)
 
     # --- what the service does with it ------------------------------------------------------------------------
 
@@ -200,22 +210,47 @@ class LinkGrid(_server.Grid):  # type: ignore[misc]
         del self._asked[message_id]
         return asked.reply
 
-    def _outcomes(self, message_ids: list[str], until_s: float) -> Iterator[Any]:
+    def _outcomes(self, message_ids: list[str], until_s: float, may_lose: MayLose | None) -> Iterator[Any]:
         waiting = list(message_ids)
+        away_s: dict[str, float] = {}
         try:
             while waiting:
-                for reply in self._wait(waiting, until_s):
+                for reply in self._wait(waiting, until_s, patient=may_lose is None):
                     waiting.remove(reply.metadata.reply_to_message_id)
                     yield reply
                 if self._clock.monotonic_s() >= until_s:
                     break
+                for message_id in self._away_for_long(waiting, away_s) if may_lose is not None else ():
+                    if may_lose is not None and may_lose() > 0:
+                        waiting.remove(message_id)
+                        missing = self._missing(message_id)
+                        self._forget(message_id)
+                        yield missing
             for message_id in waiting:
                 yield self._missing(message_id)
         finally:
             for message_id in waiting:
                 self._forget(message_id)
 
-    def _wait(self, waiting: list[str], until_s: float) -> list[Any]:
+    def _away_for_long(self, waiting: list[str], away_s: dict[str, float]) -> list[str]:
+        """Return the requests whose site's link has been away all the time for long enough.
+
+        Args:
+            waiting: Requests without an answer.
+            away_s: Since when the site of each is away; kept from look to look.
+        """
+        now_s = self._clock.monotonic_s()
+        with self._changed:
+            sites = {message_id: self._asked[message_id].site for message_id in waiting}
+        for message_id, site in sites.items():
+            if self._post.connected(site):
+                away_s.pop(message_id, None)
+            else:
+                away_s.setdefault(message_id, now_s)
+        return [found for found in sites if now_s - away_s.get(found, now_s) >= self._lost_after_s]
+
+    def _wait(self, waiting: list[str], until_s: float, *, patient: bool = True) -> list[Any]:
+        """Return what is here, at the latest at the end of time; who isn't patient gets nothing after one look."""
         with self._changed:
             while True:
                 if self._interrupted:
@@ -224,7 +259,8 @@ class LinkGrid(_server.Grid):  # type: ignore[misc]
                 left_s = until_s - self._clock.monotonic_s()
                 if found or left_s <= 0:
                     return found
-                self._changed.wait(min(left_s, LOOK_S))
+                if not self._changed.wait(min(left_s, LOOK_S)) and not patient:
+                    return []
 
     def _missing(self, message_id: str) -> Any:
         with self._changed:
@@ -274,9 +310,12 @@ class GridExchange:
         self._grid = grid
         self._nodes = nodes
         self._is_stored = bool(getattr(grid, "replies_are_stored", False))
+        self._sees_links = bool(getattr(grid, "sees_links", False))
         self._names = {number: site for site, number in nodes.items()}
 
-    def ask(self, requests: Mapping[SiteId, PhaseRequest], *, timeout_s: float) -> Iterator[Heard]:
+    def ask(
+        self, requests: Mapping[SiteId, PhaseRequest], *, timeout_s: float, may_lose: MayLose | None = None
+    ) -> Iterator[Heard]:
         """Send the requests and yield one `Heard` for every site, in the order in which they come in.
 
         Raises:
@@ -292,7 +331,8 @@ class GridExchange:
             )
             for site, request in requests.items()
         ]
-        answers = self._grid.send_and_receive(messages, timeout=timeout_s) if messages else ()
+        more = {"may_lose": may_lose} if self._sees_links else {}
+        answers = self._grid.send_and_receive(messages, timeout=timeout_s, **more) if messages else ()
         return self._heard(answers, set(requests))
 
     def _heard(self, answers: Iterable[Any], missing: set[SiteId]) -> Iterator[Heard]:

@@ -256,7 +256,12 @@ class SecureRound:
             for site, relay in relays.items()
             if site not in known
         }
-        for heard in exchange.ask(requests, timeout_s=self.phase_s):
+        lost: set[str] = set()
+
+        def may_lose() -> int:
+            return at.spare_count(self._state, lost) if isinstance(self._state, at.Collecting) else 0
+
+        for heard in exchange.ask(requests, timeout_s=self.phase_s, may_lose=may_lose):
             if heard.reply is not None:
                 if not heard.is_stored:
                     keep_reply(self.store, heard.site, heard.reply, body=encode_body(heard.reply), signature=b"")
@@ -264,8 +269,9 @@ class SecureRound:
             elif heard.refused is not None:
                 self.missed(heard.site, phase, heard.refused, False)
             else:
-                lost = heard.silence is Silence.LOST
-                self.missed(heard.site, phase, "CFD-R09" if lost else "CFD-R08", lost)
+                lost.add(heard.site)
+                away = heard.silence is Silence.LOST
+                self.missed(heard.site, phase, "CFD-R09" if away else "CFD-R08", away)
             if isinstance(self._state, at.Collecting) and at.is_complete(self._state):
                 break
 

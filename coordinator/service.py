@@ -440,7 +440,7 @@ class CoordinatorService:
             witness=self.witnessing,
             sums=SumSetting(self._charter, DigestSigner(self._identity), lambda: secrets.token_bytes(32)),
         )
-        grid = LinkGrid(job, record.job.sites, self.link, self.clock)
+        grid = LinkGrid(job, record.job.sites, self.link, self.clock, lost_after_s=bounds.lost_after_s)
         app = make_server_app(work)
         return work, grid, lambda: app(grid, flower.context_for(job, "coordinator"))
 

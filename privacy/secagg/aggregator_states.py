@@ -1,6 +1,6 @@
 """What the coordinator's side of a sum is told, what it does, what it records, and where it stands."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from privacy.secagg.envelope import Opened, Signed
@@ -288,17 +288,33 @@ State = Collecting | Unmasking | Over
 
 def is_complete(state: Collecting) -> bool:
     """Return whether nobody is left who could still answer in this phase."""
-    expected: Iterable[str]
-    have: Iterable[str]
+    expected, have = _phase_sets(state)
+    return set(expected) <= {*have, *state.opening.aborts}
+
+
+def spare_count(state: Collecting, lost: Collection[str]) -> int:
+    """Return how many more sites may be missing in this phase, of the dropouts that the plan bears in all.
+
+    Args:
+        state: The running phase.
+        lost: Sites that are given up in it already.
+    """
+    plan = state.opening.plan.body
+    expected, _ = _phase_sets(state)
+    left = set(expected).difference(lost, state.opening.aborts)
+    return plan.dropouts - (len(plan.invited) - len(left))
+
+
+def _phase_sets(state: Collecting) -> tuple[Collection[str], Collection[str]]:
+    """Return who is expected to answer in this phase, and who has."""
     match state:
         case Advertising():
-            expected, have = state.opening.plan.body.invited, state.adverts
+            return state.opening.plan.body.invited, state.adverts
         case Sharing():
-            expected, have = state.view.adverts, state.shares
+            return state.view.adverts, state.shares
         case Masking():
-            expected, have = state.view.shares, state.masked
+            return state.view.shares, state.masked
         case Consenting():
-            expected, have = state.survivors, state.consents
+            return state.survivors, state.consents
         case _:
-            expected, have = state.consents, state.reveals
-    return set(expected) <= {*have, *state.opening.aborts}
+            return state.consents, state.reveals

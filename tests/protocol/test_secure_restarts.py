@@ -151,6 +151,7 @@ def test_a_secure_round_releases_the_mean_and_every_site_checks_the_result(tmp_p
     bench = SecureBench(tmp_path)
     bench.run()
     bench.check()
+    assert bench.spare == [1, 1, 1, 1, 1], "the plan bears one loss in all; no phase need wait for one that is away"
     assert all(isinstance(site.state, at.Ended) and site.state.code is None for site in bench.sites.values())
 
 
@@ -171,6 +172,8 @@ def test_a_site_lost_in_any_phase_leaves_the_exact_sum_of_the_others(
     bench = SecureBench(tmp_path, lambda asked, site: site == "a" and asked in gone)
     bench.run()
     bench.check(summed)
+    before = SUM_PHASES.index(phase) + 1
+    assert bench.spare == [1] * before + [0] * (5 - before), "who is lost counts in all phases after"
 
 
 def test_two_sites_lost_after_masking_end_the_attempt_and_publish_nothing(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from sqlalchemy.engine import Engine
 
 from coordinator import job_machine
 from coordinator.evaluation import BINS
-from coordinator.exchange import Heard, Interrupted, Silence
+from coordinator.exchange import Heard, Interrupted, MayLose, Silence
 from coordinator.migrations import bring_up
 from coordinator.model_registry import ModelRegistry
 from coordinator.records import AttemptRecord, JobRecord, NewJob, ReleaseRecord
@@ -197,6 +197,7 @@ class Bench:
         self.manifest = Manifest.of_arrays(self.first)
         self.max_update_norm = max_update_norm
         self.recorder = Silent()
+        self.spare: list[int] = []
         text = PLAN.replace("ROUNDS", str(rounds)).replace("SITES", ", ".join(sites)).replace("QUORUM", str(quorum))
         if secure:
             text = text.replace("{enabled: false}", "{colluding: 1, dropouts: 1}")
@@ -270,8 +271,12 @@ class Bench:
         run_job(self.work(), self)
         return self.record()
 
-    def ask(self, requests: Mapping[SiteId, PhaseRequest], *, timeout_s: float) -> Iterator[Heard]:
+    def ask(
+        self, requests: Mapping[SiteId, PhaseRequest], *, timeout_s: float, may_lose: MayLose | None = None
+    ) -> Iterator[Heard]:
         """Answer as the script says; whoever is silent is told last, as at a real deadline."""
+        if may_lose is not None:
+            self.spare.append(may_lose())
         for site, request in requests.items():
             self.script.asked.append((request.phase.value, request.round, request.attempt, site))
         return self._answers(dict(requests))

@@ -64,10 +64,10 @@ def reply(asked: PhaseRequest) -> PhaseReply:
     )
 
 
-def make(post: FakePost, *sites: SiteId, job: JobId = JOB) -> tuple[Any, Any]:
+def make(post: FakePost, *sites: SiteId, job: JobId = JOB, lost_after_s: float = 10) -> tuple[Any, Any]:
     from coordinator.flower_server import GridExchange, LinkGrid
 
-    grid = LinkGrid(job, sites, post, SystemClock())
+    grid = LinkGrid(job, sites, post, SystemClock(), lost_after_s=lost_after_s)
     return grid, GridExchange(grid, {site: flower.number_of(site) for site in sites})
 
 
@@ -180,3 +180,37 @@ def test_flowers_own_calls_work_on_the_grid(tmp_path: Path) -> None:
     for ask in (lambda: grid.set_run(None), lambda: grid.run):
         with pytest.raises(OutOfOrder):
             ask()
+
+
+def test_a_site_that_stays_away_is_given_up_where_the_phase_can_do_without_it(tmp_path: Path) -> None:
+    post = FakePost("a")
+    grid, exchange = make(post, A, B, lost_after_s=0.1)
+    asked = iter(exchange.ask({A: request("a"), B: request("b")}, timeout_s=100_000, may_lose=lambda: 1))
+    found = next(asked)  # the test ends: nobody waits until the deadline
+    assert (found.site, found.silence) == (B, Silence.LOST)
+    assert post.withdrawn == [("b", request("b").message_id)]
+    assert grid.deliver(A, reply(request("a")))
+    assert next(asked).reply is not None
+
+
+def test_a_site_that_stays_away_is_waited_for_where_the_phase_cannot_do_without_it(tmp_path: Path) -> None:
+    grid, exchange = make(FakePost(), A, lost_after_s=0.001)
+    looks: list[int] = []
+
+    def may_lose() -> int:
+        looks.append(0)
+        if len(looks) == 2:
+            grid.deliver(A, reply(request("a")))  # it came back
+        return 0
+
+    assert next(exchange.ask({A: request("a")}, timeout_s=100_000, may_lose=may_lose)).reply is not None
+
+
+def test_a_site_that_comes_back_in_time_is_not_given_up(tmp_path: Path) -> None:
+    post = FakePost()
+    grid, exchange = make(post, A, lost_after_s=100_000)
+    heard = exchange.ask({A: request("a")}, timeout_s=100_000, may_lose=lambda: 1)
+    timer = threading.Timer(1.5, lambda: (post.here.add("a"), grid.deliver(A, reply(request("a")))))
+    timer.start()
+    assert next(heard).reply is not None
+    timer.join()
