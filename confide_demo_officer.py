@@ -51,7 +51,7 @@ def prove(confide: Confide, home: Path, others: Path, folder: Path) -> tuple[int
         LieNotCaught: The proof is about something else.
     """
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-    entry = next(int(row["entry"]) for row in report["sections"]["disclosures"] if row["what"] == "update")
+    entry = next(int(row["entry"]) for row in report["sections"]["disclosures"] if row["what"] == "masked-update")
     proof = folder / f"entry-{entry}.tlog-proof"
     proof.unlink(missing_ok=True)
     confide("audit", "prove", str(home), str(entry), "--out", str(proof))

@@ -34,6 +34,7 @@ FILES: Final = {
     "confide_demo.py",
     "confide_demo_baselines.py",
     "confide_demo_hospitals.py",
+    "confide_demo_loss.py",
     "confide_demo_officer.py",
     "confide_simulation.py",
     "pyproject.toml",

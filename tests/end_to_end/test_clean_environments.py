@@ -167,6 +167,8 @@ def test_a_site_installs_alone_and_the_demo_runs_once_the_coordinator_is_beside_
     assert "five audit logs" in said
     summary = json.loads((machine.work / "shown" / "summary.json").read_text(encoding="utf-8"))
     assert len(summary["rounds"]) == 15
+    assert summary["secure_aggregation"] is True
+    assert summary["lost"].get("in_the_sum", True) is True
     assert len(summary["epsilon"]) == 4
 
 
