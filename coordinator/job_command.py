@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from coordinator.api_client import Federation
 from coordinator.people import Person, add_person_options, person_of
-from coordinator.round_line import round_line
+from coordinator.round_line import phase_line, round_line
 from coordinator.views import JobView, PreviewView
 from federation.edge.arguments import VerbParser
 from federation.edge.files import decode_input, read_text_input
@@ -38,6 +38,7 @@ Example: confide job submit job.yaml --wait
 """
 
 MAX_PLAN_BYTES: Final = 1 << 20
+ERASE_LINE: Final = "\x1b[2K"
 
 
 def _parser(verb: str, about: str) -> VerbParser:
@@ -309,9 +310,11 @@ def _follow(federation: Federation, job: str, *, as_json: bool = False) -> int:
         if as_json:
             print(json.dumps({"schema": "confide/event/v1", **event.model_dump(mode="json")}))
         else:
-            line = round_line(event)
-            if line:
-                print(line)
+            line, doing = round_line(event), phase_line(event) if sys.stdout.isatty() else ""
+            if doing:
+                print(f"{ERASE_LINE}{doing}\r", end="")
+            elif line:
+                print(f"{ERASE_LINE}{line}" if sys.stdout.isatty() else line)
         sys.stdout.flush()
     ended = federation.job(job)
     if ended.state == "completed":

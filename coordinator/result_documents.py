@@ -50,7 +50,7 @@ def privacy_facts(plan: Plan, job: JobView) -> dict[str, Any]:
         "epsilon_by_site": {site: rounded_up(value) for site, value in sorted(sites.items())} if private else {},
         "evaluation": _evaluation(plan),
         "secure_aggregation": plan.secure_aggregation.enabled,
-        "the_coordinator_saw": _seen(plan),
+        "the_coordinator_saw": what_the_coordinator_sees(plan),
         "rests_on": [
             "sampling and noise stay secret at the site",
             "Rényi accounting of the steps that were leased, with delta split among the orders",
@@ -79,7 +79,8 @@ def _evaluation(plan: Plan) -> str:
     }[plan.evaluate.release]
 
 
-def _seen(plan: Plan) -> str:
+def what_the_coordinator_sees(plan: Plan) -> str:
+    """Return what reaches the coordinator of the sites' updates, and under which assumption."""
     secure = plan.secure_aggregation
     quorum = max(plan.sites.quorum or 0, 3, secure.colluding + 2)
     if secure.enabled:

@@ -7,6 +7,12 @@ from coordinator.views import EventView
 from federation.edge.tables import visible
 
 METRICS: Final = ("loss", "accuracy", "auc")
+PHASES: Final[Mapping[str, str]] = {
+    "keyed": "agreeing on keys",
+    "masked": "sending masked updates",
+    "consented": "agreeing on who is in the sum",
+    "revealed": "taking the masks off the sum",
+}
 
 
 def round_line(event: EventView) -> str:
@@ -28,6 +34,17 @@ def round_line(event: EventView) -> str:
             return visible(f"{event.job} {event.name.removeprefix('job.')}{reason}")
         case _:
             return ""
+
+
+def phase_line(event: EventView) -> str:
+    """Return what a round under secure sums is doing since an event, or nothing where the event says nothing of that.
+
+    A terminal shows it until the next line comes.
+    """
+    if event.name != "sum.phase" or event.fields["phase"] not in PHASES:
+        return ""
+    doing = PHASES[event.fields["phase"]]
+    return visible(f"round {int(event.fields['round']) + 1}: {doing}, {int(event.fields['asked'])} sites asked")
 
 
 def _round(fields: Mapping[str, Any]) -> str:

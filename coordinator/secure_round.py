@@ -19,7 +19,7 @@ from typing import Final
 from coordinator import round_machine
 from coordinator.exchange import Exchange, Silence
 from coordinator.recording import Recorder, SumAt
-from coordinator.records import AttemptRecord
+from coordinator.records import AttemptRecord, Fact
 from coordinator.replies import keep_reply, reply_of
 from coordinator.round_machine import Round, RoundState, Standing
 from coordinator.store import Store
@@ -400,13 +400,14 @@ class SecureRound:
                 round_ = _closed(round_, self._asked_now())
             round_, _ = round_machine.step(round_, round_machine.PhaseDone())
         if round_ != self._attempt.round:
-            self._save(round_)
+            asked = len(round_.standing(Standing.ASKED, Standing.LOST))
+            self._save(round_, [("sum.phase", {"round": round_.number, "phase": target.value, "asked": asked})])
 
     def _asked_now(self) -> set[SiteId]:
         return {SiteId(item.to) for item in self._last if isinstance(item, at.Relay)}
 
-    def _save(self, round_: Round) -> None:
-        self._attempt = self.store.rounds.save(self.job, round_)
+    def _save(self, round_: Round, facts: Sequence[Fact] = ()) -> None:
+        self._attempt = self.store.rounds.save(self.job, round_, facts)
 
 
 def _sum_id(records: Sequence[at.Record]) -> str:

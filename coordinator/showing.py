@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from coordinator import job_machine
 from coordinator.records import AttemptRecord, EventRecord, JobRecord, PresenceRecord, ReleaseRecord
+from coordinator.result_documents import what_the_coordinator_sees
 from coordinator.round_machine import RoundState, Standing
 from coordinator.site_machine import SiteState
 from coordinator.views import (
@@ -57,6 +58,7 @@ def job_view(
         rounds=record.job.rounds,
         attempt=record.job.attempt,
         secure_aggregation=wanted.secure_aggregation.enabled,
+        the_coordinator_sees=what_the_coordinator_sees(wanted) if sites else "",
         epsilon=wanted.privacy.epsilon,
         submitted=shown_time(record.submitted_us),
         offered=shown_time(record.offered_us),

@@ -77,6 +77,7 @@ class JobView(View):
     rounds: int
     attempt: int
     secure_aggregation: bool
+    the_coordinator_sees: str = Field("", description="of the sites' updates; empty in lists")
     epsilon: float | None
     submitted: str | None = None
     offered: str | None = None

@@ -84,6 +84,11 @@ def test_every_log_tells_each_sum_and_what_its_phases_fixed(running: Federation)
     job = completed(
         running, running.plan(SITES, quorum=3, **{**SECURE, "training": training, "rounds": 1, "evaluate": None})
     )
+    shown = json.loads(running.job("show", job, "--format", "json"))
+    assert shown["the_coordinator_sees"].startswith("masked vectors and, a round, one sum of at least 3 updates")
+    watched = [json.loads(line) for line in running.job("watch", job, "--format", "jsonl").splitlines()]
+    phases = [event["fields"]["phase"] for event in watched if event["name"] == "sum.phase"]
+    assert phases == ["keyed", "masked", "consented", "revealed"]
     told = sum_entries(running, "coordinator", job)
     fixed = {event["phase"]: event.get("fixed") for event in told if event["action"] == "sum.phase"}
     assert list(fixed) == ["advertised", "shared", "masked", "consented", "revealed", "closed"]

@@ -1,4 +1,4 @@
-from coordinator.round_line import round_line
+from coordinator.round_line import phase_line, round_line
 from coordinator.views import EventView
 
 
@@ -48,3 +48,11 @@ def test_hostile_text_from_a_site_stays_on_its_line_and_cannot_drive_the_termina
 
 def test_events_that_nobody_watches_for_print_nothing() -> None:
     assert round_line(event("round.opened", round=1)) == ""
+
+
+def test_a_secure_round_tells_its_phase_and_a_foreign_event_tells_none() -> None:
+    masked = event("sum.phase", round=2, phase="masked", asked=4)
+    assert phase_line(masked) == "round 3: sending masked updates, 4 sites asked"
+    assert round_line(masked) == ""
+    assert phase_line(event("sum.phase", round=2, phase="later", asked=4)) == ""
+    assert phase_line(done()) == ""
