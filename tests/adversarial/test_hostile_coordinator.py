@@ -277,7 +277,10 @@ def test_evaluations_beyond_those_that_were_reserved_are_refused(rig: SiteRig, j
 def test_training_beyond_what_was_reserved_is_refused(rig: SiteRig, job: PlayedJob) -> None:
     for attempt in range(3):
         job.ask(0, attempt)
-        assert job.reply().outcome is Outcome.DONE
+        reply = job.reply()
+        assert reply.outcome is Outcome.DONE
+        assert reply.update is not None
+        next(rig.home.path.rglob(reply.update.root)).unlink()  # so that the next attempt trains anew
     job.ask(0, 3)
     assert failed_code(rig, job) == "CFD-R55"
 

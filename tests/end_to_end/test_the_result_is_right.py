@@ -114,6 +114,8 @@ def test_what_leaves_a_site_is_in_its_log_before_it_is_in_the_coordinators(runni
         printed = confide("audit", "query", str(running.home(party)), "--action", action, "--format", "jsonl")
         return [json.loads(line) for line in printed.splitlines()]
 
+    job = running.submit(running.plan(SITES, **FULL_BATCH))
+    assert running.wait_for(job, "completed", "failed")["state"] == "completed"
     sent = {row["event"]["egress"]["hash"] for site in SITES for row in rows(site, "update.sent")}
     received = {row["event"]["egress"]["hash"] for row in rows("coordinator", "update.received")}
     assert received
