@@ -1,6 +1,7 @@
 """Contracts, maps and small files for tests of reading data, with only what matters to a test."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from federation.errors import InvalidInput
 from site_client.data.data_map import DataMap, plain_map
 from site_client.data.definition import Definition, Split, SplitByHash
 from site_client.data.intake import Intake, find, take_in
+from site_client.data.registry import SplitRule
+from site_client.data.wish import Wish
 
 KEY = b"k" * 32
 BLOOD_COLUMNS: list[dict[str, Any]] = [
@@ -91,3 +94,21 @@ def write(path: Path, content: str | bytes) -> Path:
     """Write `content` to `path`, text as UTF-8 without changing its line ends, and return `path`."""
     path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
     return path
+
+
+def blood_wish(path: Path, **changes: Any) -> Wish:
+    """Return the wish to add the blood counts at `path`, with `changes`."""
+    plain = Wish(
+        name="blood",
+        path=path,
+        contract=blood(),
+        data_map=plain_map(blood()),
+        entity=None,
+        units=40,
+        same_people_as=None,
+        split=SplitRule(share=0.25),
+        held_out_public=False,
+        epsilon=2.0,
+        delta=1e-3,
+    )
+    return replace(plain, **changes)

@@ -11,10 +11,8 @@ from federation.edge.clock import SystemClock
 from federation.errors import CheckFailed, InvalidInput
 from site_client import data_command
 from site_client.data import opt_out
-from site_client.data.data_map import plain_map
 from site_client.data.prepared import load_rows
 from site_client.data.registration import DataOffice
-from site_client.data.registry import SplitRule
 from site_client.data.wish import Wish
 from tests.support import data_files as files
 from tests.support import site_homes
@@ -38,19 +36,7 @@ def blood(tmp_path: Path) -> Path:
 
 
 def wish(path: Path, entity: str | None = "patient_id") -> Wish:
-    return Wish(
-        name="blood",
-        path=path,
-        contract=files.blood(),
-        data_map=plain_map(files.blood()),
-        entity=entity,
-        units=40,
-        same_people_as=None,
-        split=SplitRule(share=0.25),
-        held_out_public=False,
-        epsilon=2.0,
-        delta=1e-3,
-    )
+    return files.blood_wish(path, entity=entity)
 
 
 def test_a_version_without_their_rows_takes_the_place_of_the_one_that_had_them(

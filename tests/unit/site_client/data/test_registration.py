@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,10 @@ from federation.edge.clock import SystemClock
 from federation.errors import CheckFailed, ConfigurationWrong, InvalidInput
 from privacy.errors import PrivacyError
 from site_client.budget.store import BudgetStore
-from site_client.data.data_map import plain_map
 from site_client.data.noisy_count import noisy_count, two_digits
 from site_client.data.prepared import FOLDER, load_rows
 from site_client.data.registration import NO_VERSION, DataOffice, split_key
 from site_client.data.registry import SplitRule
-from site_client.data.wish import Wish
 from tests.support import data_files as files
 from tests.support import site_homes
 from tests.support.audit_logs import bytes_of
@@ -39,21 +36,7 @@ def blood(tmp_path: Path) -> Path:
     return files.write(tmp_path / "blood.csv", files.csv_text(files.blood_rows()))
 
 
-def wish(path: Path, **changes: Any) -> Wish:
-    plain = Wish(
-        name="blood",
-        path=path,
-        contract=files.blood(),
-        data_map=plain_map(files.blood()),
-        entity=None,
-        units=40,
-        same_people_as=None,
-        split=SplitRule(share=0.25),
-        held_out_public=False,
-        epsilon=2.0,
-        delta=1e-3,
-    )
-    return replace(plain, **changes)
+wish = files.blood_wish
 
 
 def ledger(home: Path) -> BudgetStore:
