@@ -17,6 +17,7 @@ from federation.edge.clock import SystemClock
 from federation.edge.database import open_engine, sqlite_url, transact
 from privacy.accounting.events import Gaussian
 from privacy.accounting.schedule import schedule_for
+from site_client.budget.registration import NewDataSet
 from site_client.budget.store import BudgetStore
 
 LEASES: Final = 200
@@ -42,14 +43,16 @@ def rows() -> list[Row]:
 def _measured(folder: Path) -> tuple[float, float]:
     store = BudgetStore.open(folder / "ledger.db", clock=SystemClock())
     store.register_data_set(
-        "heart",
-        version="v1",
-        contract="heart/v1",
-        unit="record",
-        epsilon=50.0,
-        delta=1e-5,
-        units_declared=10_000,
-        declared_by="alice",
+        NewDataSet(
+            "heart",
+            version="v1",
+            contract="heart/v1",
+            unit="record",
+            epsilon=50.0,
+            delta=1e-5,
+            units_declared=10_000,
+            declared_by="alice",
+        )
     )
     for number in range(PAST):
         event = Gaussian(noise_multiplier=500.0)

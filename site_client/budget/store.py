@@ -33,7 +33,7 @@ from site_client.budget.bundle import all_or_refusal
 from site_client.budget.database import look, open_ledger, transact
 from site_client.budget.migrations import upgrade
 from site_client.budget.parts import data_set_part, job_part
-from site_client.budget.registration import registration
+from site_client.budget.registration import NewDataSet, registration
 from site_client.budget.rows import append, catch_up, find_lease, hash_at, load
 from site_client.budget.witnessed import Recorded
 
@@ -166,51 +166,13 @@ class BudgetStore:
         """Promise (ε, δ) for a population; totals of its atoms carry over."""
         self._run([command])
 
-    def register_data_set(
-        self,
-        name: str,
-        *,
-        version: str,
-        contract: str,
-        unit: str,
-        epsilon: float,
-        delta: float,
-        units_declared: int,
-        declared_by: str,
-        entity_column: str = "",
-        held_out: bool = True,
-        held_out_public: bool = False,
-        epsilon_per_job: float | None = None,
-        cap_rows: int | None = None,
-        same_people_as: str | None = None,
-    ) -> None:
+    def register_data_set(self, new: NewDataSet) -> None:
         """Add a data set: its population, atoms, first version and policy, all of them or none.
-
-        With `same_people_as` the two data sets share population and atoms, so that they spend one budget, and the
-        given ε and δ are a further promise beside the one that exists.
 
         Raises:
             LedgerMisused: The name is taken, or `same_people_as` is unknown.
         """
-        self._run(
-            registration(
-                self.refresh(),
-                name,
-                version=version,
-                contract=contract,
-                unit=unit,
-                epsilon=epsilon,
-                delta=delta,
-                units_declared=units_declared,
-                declared_by=declared_by,
-                entity_column=entity_column,
-                held_out=held_out,
-                held_out_public=held_out_public,
-                epsilon_per_job=epsilon_per_job,
-                cap_rows=cap_rows,
-                same_people_as=same_people_as,
-            )
-        )
+        self._run(registration(self.refresh(), new))
 
     def add_dataset_version(self, name: str, *, version: str, units_declared: int, declared_by: str) -> None:
         """Record a new content of a data set. It stays in the atoms it had, so the budget stays what it was."""

@@ -23,6 +23,7 @@ from federation.edge.files import make_folder, read_secret, write_whole
 from federation.errors import CheckFailed, ConfideError, ConfigurationWrong, InvalidInput
 from privacy.accounting.events import Gaussian
 from privacy.errors import PrivacyError
+from site_client.budget.registration import NewDataSet
 from site_client.budget.store import BudgetStore
 from site_client.budget.witnessed import recorded_in
 from site_client.data import opt_out
@@ -170,18 +171,20 @@ class DataOffice:
             # Already there if an addition was cut off after the ledger knew of it; then it is finished here.
             if wish.name not in store.refresh().versions:
                 store.register_data_set(
-                    wish.name,
-                    version=NO_VERSION if wish.units == "dp" else _hash(intake.version),
-                    contract=wish.contract.name,
-                    unit=data_set.unit,
-                    epsilon=epsilon,
-                    delta=delta,
-                    units_declared=1 if wish.units == "dp" else wish.units,
-                    declared_by=self._actor.id,
-                    entity_column=wish.entity or "",
-                    held_out=intake.report.held_out.rows > 0,
-                    held_out_public=wish.held_out_public,
-                    same_people_as=wish.same_people_as,
+                    NewDataSet(
+                        wish.name,
+                        version=NO_VERSION if wish.units == "dp" else _hash(intake.version),
+                        contract=wish.contract.name,
+                        unit=data_set.unit,
+                        epsilon=epsilon,
+                        delta=delta,
+                        units_declared=1 if wish.units == "dp" else wish.units,
+                        declared_by=self._actor.id,
+                        entity_column=wish.entity or "",
+                        held_out=intake.report.held_out.rows > 0,
+                        held_out_public=wish.held_out_public,
+                        same_people_as=wish.same_people_as,
+                    )
                 )
             units = self._declare(store, wish, intake)
             store_rows(self._home, wish.name, intake.version, data_set.contract_digest, intake.prepared)

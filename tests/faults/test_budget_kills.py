@@ -21,6 +21,7 @@ from privacy.accounting.schedule import Schedule, schedule_for
 from privacy.errors import LeaseRefused, LedgerUnavailable
 from site_client.budget import store as store_module
 from site_client.budget.leases import RoundLeases
+from site_client.budget.registration import NewDataSet
 from site_client.budget.store import BudgetStore
 from tests.support.receipts import leased
 
@@ -119,14 +120,16 @@ PLACES = ("before the commit", "between commit and hand-over", "while training",
 def ledger_url(database_url: str) -> str:
     store = open_store(database_url)
     store.register_data_set(
-        "heart",
-        version="v1",
-        contract="c",
-        unit="record",
-        epsilon=4.0,
-        delta=1e-3,
-        units_declared=200,
-        declared_by="alice",
+        NewDataSet(
+            "heart",
+            version="v1",
+            contract="c",
+            unit="record",
+            epsilon=4.0,
+            delta=1e-3,
+            units_declared=200,
+            declared_by="alice",
+        )
     )
     for job in JOBS:
         store.reserve(job, "d", "heart", schedule())
@@ -261,14 +264,16 @@ def test_a_full_disk_gives_no_lease_and_the_ledger_goes_on_afterwards(tmp_path: 
     path = tmp_path / "ledger.db"
     store = open_store(f"sqlite:///{path}")
     store.register_data_set(
-        "heart",
-        version="v1",
-        contract="c",
-        unit="record",
-        epsilon=4.0,
-        delta=1e-3,
-        units_declared=200,
-        declared_by="alice",
+        NewDataSet(
+            "heart",
+            version="v1",
+            contract="c",
+            unit="record",
+            epsilon=4.0,
+            delta=1e-3,
+            units_declared=200,
+            declared_by="alice",
+        )
     )
     store.reserve("j1", "d", "heart", schedule())
     assert make_url(f"sqlite:///{path}").database == str(path)

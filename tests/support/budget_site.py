@@ -14,6 +14,7 @@ from federation.messages import Answer, Decision, JobId
 from privacy.accounting.convert import nano
 from site_client import offers, session_machine
 from site_client.budget.leases import RoundLeases
+from site_client.budget.registration import NewDataSet
 from site_client.budget.store import BudgetStore
 from site_client.budget.witnessed import recorded_in
 from site_client.records import Records
@@ -38,14 +39,16 @@ class BudgetSite:
         self.jobs = Store(open_engine(sqlite_url(self.home / "site.db")))
         self.start()
         self.store.register_data_set(
-            "heart",
-            version=f"sha256:{VERSION}",
-            contract="heart-disease/v1",
-            unit="record",
-            epsilon=epsilon,
-            delta=1e-4,
-            units_declared=UNITS,
-            declared_by="alice",
+            NewDataSet(
+                "heart",
+                version=f"sha256:{VERSION}",
+                contract="heart-disease/v1",
+                unit="record",
+                epsilon=epsilon,
+                delta=1e-4,
+                units_declared=UNITS,
+                declared_by="alice",
+            )
         )
 
     # --- life -------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from site_client import budget_command
 from site_client.budget import store as store_module
 from site_client.budget.leases import RoundLeases
 from site_client.budget.plain_words import Exact, statement
+from site_client.budget.registration import NewDataSet
 from site_client.budget.report import table
 from site_client.budget.store import BudgetStore
 from tests.support import audit_logs
@@ -69,7 +70,7 @@ def register(store: BudgetStore, name: str = "heart", **fields: Any) -> None:
         "units_declared": 200,
         "declared_by": "alice",
     }
-    store.register_data_set(name, **{**plain, **fields})
+    store.register_data_set(NewDataSet(name, **{**plain, **fields}))
 
 
 @pytest.fixture
