@@ -35,6 +35,15 @@ DEFAULT_VALIDITY: Final = timedelta(days=90)
 AUTHORITY_VALIDITY: Final = timedelta(days=3650)
 RENEW_BEFORE: Final = timedelta(days=30)
 CLOCK_SKEW: Final = timedelta(minutes=5)
+UNREADABLE: Final = (
+    ValueError,
+    UnsupportedAlgorithm,
+    x509.InvalidVersion,
+    x509.DuplicateExtension,
+    x509.ExtensionNotFound,
+    x509.UnsupportedGeneralNameType,
+)
+"""What a certificate or a request by somebody else can raise while it is read; not all are ValueErrors."""
 URI_SCHEME: Final = "confide"
 
 Certificate = x509.Certificate
@@ -87,7 +96,7 @@ def certificate_from_pem(content: bytes, *, name: str) -> Certificate:
     """
     try:
         return x509.load_pem_x509_certificate(tidy_pem(content))
-    except ValueError:
+    except UNREADABLE:
         raise ConfigurationWrong("CFD-E02", f"{name} holds no certificate in PEM that can be read") from None
 
 
@@ -100,12 +109,19 @@ def certificate_from_der(content: bytes) -> Certificate:
     try:
         certificate = x509.load_der_x509_certificate(content)
         key = certificate.public_key()
-        names_of(certificate)
-    except (ValueError, UnsupportedAlgorithm):
+        _read_all(certificate)
+    except UNREADABLE:
         raise NotAuthenticated("CFD-E12", "a certificate can't be read") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise NotAuthenticated("CFD-E12", "a certificate has a key of another kind than ECDSA P-256")
     return certificate
+
+
+def _read_all(certificate: Certificate) -> None:
+    """Read what the library reads only when it is asked, so that a bent field is found here and not in a check."""
+    names_of(certificate)
+    common_name_of(certificate)
+    _ = (certificate.issuer, certificate.not_valid_before_utc, certificate.not_valid_after_utc)
 
 
 def authority_from_der(content: bytes) -> Certificate:
@@ -118,7 +134,7 @@ def authority_from_der(content: bytes) -> Certificate:
     try:
         constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
         certificate.verify_directly_issued_by(certificate)
-    except (x509.ExtensionNotFound, ValueError, TypeError, InvalidSignature):
+    except (*UNREADABLE, TypeError, InvalidSignature):
         raise NotAuthenticated("CFD-E12", "the authority's certificate is not one of an authority") from None
     if not constraints.ca:
         raise NotAuthenticated("CFD-E12", "the authority's certificate may not issue others")
@@ -276,7 +292,7 @@ def read_request(request_der: bytes, *, federation: str, site: str) -> x509.Cert
         signed = request.is_signature_valid
         common = [str(part.value) for part in request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
         alternatives = request.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (ValueError, UnsupportedAlgorithm, InvalidSignature, x509.ExtensionNotFound):
+    except (*UNREADABLE, InvalidSignature):
         raise InvalidInput("CFD-E13", "the certificate request can't be read") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise InvalidInput("CFD-E13", "the certificate request has a key of another kind than ECDSA P-256")
@@ -349,7 +365,7 @@ def lifetime_problem(certificate: Certificate, *, now: datetime, name: str) -> C
 def _issued_by(certificate: Certificate, authority: Certificate) -> bool:
     try:
         certificate.verify_directly_issued_by(authority)
-    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+    except (*UNREADABLE, TypeError, InvalidSignature):
         return False
     return True
 
@@ -357,7 +373,7 @@ def _issued_by(certificate: Certificate, authority: Certificate) -> bool:
 def _may(certificate: Certificate, usage: x509.ObjectIdentifier) -> bool:
     try:
         return usage in certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-    except (x509.ExtensionNotFound, ValueError):
+    except UNREADABLE:
         return False
 
 

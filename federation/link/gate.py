@@ -7,7 +7,7 @@ import grpc
 import structlog
 from cryptography import x509
 
-from federation.certificates import Certificate, common_name_of, expiry, lifetime_problem, public_key_digest
+from federation.certificates import UNREADABLE, Certificate, common_name_of, expiry, lifetime_problem, public_key_digest
 from federation.edge.clock import Clock
 from federation.errors import ConfideError, NotAuthenticated, Unreachable
 from federation.link.backend import LinkBackend, Member, Peer
@@ -67,7 +67,7 @@ def _certificate(context: grpc.ServicerContext) -> Certificate:
     shown: Sequence[bytes] = context.auth_context().get("x509_pem_cert") or ()  # type: ignore[assignment]
     try:
         return x509.load_pem_x509_certificate(shown[0])
-    except (IndexError, ValueError):
+    except (IndexError, *UNREADABLE):
         raise NotAuthenticated("CFD-L05", "no certificate was presented") from None
 
 

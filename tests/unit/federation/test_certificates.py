@@ -1,3 +1,5 @@
+import base64
+from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -21,6 +23,7 @@ from federation.certificates import (
     names_of,
     new_tls_key,
     public_key_digest,
+    read_request,
     renewal_due,
     site_uri,
     tls_key_from_pem,
@@ -28,6 +31,9 @@ from federation.certificates import (
 )
 from federation.errors import ConfigurationWrong, InvalidInput, NotAuthenticated
 from tests.support.membership import FEDERATION, NOON, SiteKeys, authority
+
+# The library warns of a serial number that isn't positive; a changed byte makes one now and then.
+pytestmark = pytest.mark.filterwarnings("ignore:Parsed a serial number")
 
 
 def server(made: Authority, *names: str) -> Certificate:
@@ -237,3 +243,56 @@ def test_files_that_windows_touched_are_read() -> None:
 
 def test_the_authoritys_secret_key_is_not_shown() -> None:
     assert "<hidden>" in repr(authority())
+
+
+def flipped(data: bytes) -> Iterator[bytes]:
+    """Yield `data` with each byte changed in turn, in its lowest bit, its highest bit and all bits."""
+    for place in range(len(data)):
+        for bits in (0x01, 0x80, 0xFF):
+            yield data[:place] + bytes([data[place] ^ bits]) + data[place + 1 :]
+
+
+# A bit string has a byte that counts its unused bits; a signature reads the same under two of its values now and then.
+# So what is let through must be, to the last byte, what was signed.
+
+
+def test_a_certificate_with_any_byte_changed_is_refused_or_convinces_nobody() -> None:
+    made = authority()
+    shown = server(made, "coordinator.example.org")
+    for data in flipped(certificate_to_der(shown)):
+        try:
+            read = certificate_from_der(data)
+        except NotAuthenticated:
+            continue
+        problem = certificate_problem(read, made.certificate, host="coordinator.example.org", now=NOON)
+        assert problem is not None or read.tbs_certificate_bytes == shown.tbs_certificate_bytes
+
+
+def test_an_authority_with_any_byte_changed_is_refused() -> None:
+    shown = authority().certificate
+    for data in flipped(certificate_to_der(shown)):
+        try:
+            read = authority_from_der(data)
+        except NotAuthenticated:
+            continue
+        assert read.tbs_certificate_bytes == shown.tbs_certificate_bytes
+
+
+def test_a_certificate_request_with_any_byte_changed_is_refused() -> None:
+    asked = certificate_request(new_tls_key(), federation=FEDERATION, site="mercy")
+    signed = read_request(asked, federation=FEDERATION, site="mercy").tbs_certrequest_bytes
+    for data in flipped(asked):
+        try:
+            read = read_request(data, federation=FEDERATION, site="mercy")
+        except InvalidInput:
+            continue
+        assert read.tbs_certrequest_bytes == signed
+
+
+def test_a_file_of_a_version_that_doesnt_exist_is_named() -> None:
+    der = certificate_to_der(authority().certificate)
+    other = der.replace(bytes.fromhex("a003020102"), bytes.fromhex("a003020101"), 1)
+    assert other != der
+    pem = b"-----BEGIN CERTIFICATE-----\n" + base64.encodebytes(other) + b"-----END CERTIFICATE-----\n"
+    with pytest.raises(ConfigurationWrong):
+        certificate_from_pem(pem, name="ca.pem")

@@ -2,7 +2,7 @@ import base64
 from datetime import timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from federation import canonical, tokens
@@ -10,6 +10,9 @@ from federation.certificates import certificate_to_der
 from federation.errors import InvalidInput
 from federation.identity import IdentityKey
 from tests.support.membership import FEDERATION, NOON, authority
+
+# The library warns of a serial number that isn't positive; a changed byte makes one now and then.
+pytestmark = pytest.mark.filterwarnings("ignore:Parsed a serial number")
 
 AUTHORITY = certificate_to_der(authority().certificate)
 TOKEN = tokens.EnrolToken(
@@ -44,6 +47,7 @@ def test_what_mail_and_windows_add_is_ignored(spoil) -> None:  # type: ignore[no
 
 
 @given(st.integers(min_value=5, max_value=len(TEXT) - 1), st.sampled_from("ABCxyz019-_"))
+@example(place=112, letter="x")  # a certificate of a version that doesn't exist
 def test_a_token_with_a_character_changed_is_another_token_or_none(place: int, letter: str) -> None:
     changed = TEXT[:place] + letter + TEXT[place + 1 :]
     try:
